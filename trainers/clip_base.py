@@ -1,0 +1,154 @@
+"""What every CLIP method shares: the backbone, the prompts of the class list, precision, and text features that are never stale."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from datasets.table import template_for
+from dear_plugin.backbones import Backbone, load_backbone
+from trainers.base import MethodTrainer
+
+PRECISIONS = ("fp32", "amp", "fp16")
+
+
+class Precision:
+    """How a step is computed. Trainable parameters are fp32 always; this decides the frozen part and the activations.
+
+    fp32: everything in fp32. amp: fp32 weights under autocast (bf16 where the device has it, else fp16 with a scaled loss).
+    fp16: the published setting of the older codes, half-precision CLIP weights; on a CPU it is computed as fp32, with one notice.
+    """
+
+    def __init__(self, name: str, device: torch.device, *, key: str) -> None:
+        if name not in PRECISIONS:
+            raise ValueError(f"{key} is {name!r}; allowed: {', '.join(PRECISIONS)}")
+        if name == "fp16" and device.type == "cpu":
+            print(f"{key} fp16 is computed in fp32 on a CPU")
+            name = "fp32"
+        self.name, self.device = name, device
+        on_cuda = device.type == "cuda"
+        self.dtype = torch.bfloat16 if not on_cuda or torch.cuda.is_bf16_supported() else torch.float16
+        scaled = name == "amp" and self.dtype is torch.float16
+        self.scaler = torch.amp.GradScaler(device.type) if scaled else None
+
+    @property
+    def backbone(self) -> str:
+        """Precision in which the frozen weights are kept."""
+        return "fp16" if self.name == "fp16" else "fp32"
+
+    def autocast(self) -> AbstractContextManager:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.name == "amp")
+
+    def backward_and_step(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """One optimiser step; under fp16 autocast a step whose scaled gradients overflow is left out, as GradScaler does."""
+        optimizer.zero_grad(set_to_none=True)
+        if self.scaler is None:
+            loss.backward()
+            optimizer.step()
+            return
+        self.scaler.scale(loss).backward()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+
+class ClipTrainer(MethodTrainer):
+    """A method on a frozen CLIP. A subclass provides `build_method`, `class_text_features`, `logits` and `forward_backward`."""
+
+    precision_key = ""  # e.g. "TRAINER.COOP.PREC"
+
+    def build_model(self) -> None:
+        self.precision = Precision(self.published_precision(), self.device, key=self.precision_key or "precision")
+        name = self.cfg.MODEL.BACKBONE.NAME
+        if not name:
+            raise ValueError("MODEL.BACKBONE.NAME is empty; set it in the method's YAML or by --backbone, e.g. ViT-B/16 or tiny")
+        print(f"Loading CLIP (backbone: {name})")
+        self.backbone: Backbone = load_backbone(name, device=self.device, precision=self.precision.backbone)
+        self._check_input_size()
+        self.clip: nn.Module = self.backbone.model
+        self._text_cache: tuple[Any, Tensor] | None = None
+        self._zero_shot_text: Tensor | None = None
+        self.build_method()
+
+    def published_precision(self) -> str:
+        """The value of the method's own PREC key."""
+        node: Any = self.cfg
+        for part in self.precision_key.split(".") if self.precision_key else ():
+            node = getattr(node, part)
+        return node if self.precision_key else "fp32"
+
+    def _check_input_size(self) -> None:
+        wanted, size = self.backbone.input_resolution, tuple(self.cfg.INPUT.SIZE)
+        if size != (wanted, wanted):
+            raise ValueError(f"INPUT.SIZE is {size}, but {self.backbone.name} takes ({wanted}, {wanted}): "
+                             "set INPUT.SIZE in the method's YAML")
+
+    @property
+    def classnames(self) -> list[str]:
+        """Names of the current classes in label order, underscores as spaces."""
+        return [name.replace("_", " ") for name in self.dm.dataset.classnames]
+
+    def zero_shot_prompts(self) -> list[str]:
+        """One finished sentence a class: the data set's template filled in."""
+        template = template_for(self.cfg)
+        return [template.format(name) for name in self.classnames]
+
+    def prompts(self) -> list[str]:
+        """The sentences this method starts from, as shown before training."""
+        return self.zero_shot_prompts()
+
+    def tokenize(self, texts: list[str]) -> Tensor:
+        """Token ids [C, 77] on the trainer's device."""
+        return self.backbone.tokenize(texts).to(self.device)
+
+    @torch.no_grad()
+    def zero_shot_logits(self, images: Tensor) -> Tensor:
+        """Logits [N, C] of the untouched CLIP with the data set's template."""
+        if self._zero_shot_text is None:
+            rows = [self.clip.encode_text(part) for part in self.tokenize(self.zero_shot_prompts()).split(256)]
+            self._zero_shot_text = nn.functional.normalize(torch.cat(rows).float(), dim=-1)
+        image = nn.functional.normalize(self.clip.encode_image(images).float(), dim=-1)
+        return self.clip.logit_scale.exp().float() * image @ self._zero_shot_text.T
+
+    def model_inference(self, images: Tensor) -> Tensor:
+        """Logits [N, C]. The text side runs once per class list and parameter state, not once per batch."""
+        version = self.text_version()
+        if self._text_cache is None or self._text_cache[0] != version:
+            with torch.no_grad(), self.precision.autocast():
+                self._text_cache = (version, self.class_text_features().float())
+        with self.precision.autocast():
+            return self.logits(images, self._text_cache[1]).float()
+
+    def extra_state(self) -> dict:
+        """The loss scale, which exact resume needs under fp16 autocast."""
+        return {} if self.precision.scaler is None else {"scaler": self.precision.scaler.state_dict()}
+
+    def load_extra_state(self, state: dict) -> None:
+        if self.precision.scaler is not None and "scaler" in state:
+            self.precision.scaler.load_state_dict(state["scaler"])
+
+    def text_version(self) -> tuple:
+        """Changes whenever a trained parameter is written (torch counts in-place writes) or replaced, or the classes change."""
+        parameters = [p for model in self._models.values() for p in model.parameters()]
+        return (tuple((id(p), p._version) for p in parameters), tuple(self.classnames))
+
+    def build_method(self) -> None:
+        """Build what is trained on `self.clip` and register it with its optimiser and scheduler."""
+        raise TypeError(f"{type(self).__name__} must define build_method")
+
+    def class_text_features(self) -> Tensor:
+        """Text features [C, E] of the current classes, not normalised."""
+        raise TypeError(f"{type(self).__name__} must define class_text_features")
+
+    def logits(self, images: Tensor, text: Tensor) -> Tensor:
+        """Logits [N, C] of images [N, 3, R, R] against text features [C, E]."""
+        raise TypeError(f"{type(self).__name__} must define logits")
+
+
+def cosine_logits(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
+    """scale * cos(image [N, E], text [C, E]) -> [N, C], in fp32 even under autocast: at a scale of 100 bf16 is too coarse."""
+    with torch.autocast(image.device.type, enabled=False):
+        image, text = nn.functional.normalize(image.float(), dim=-1), nn.functional.normalize(text.float(), dim=-1)
+        return scale.float() * image @ text.T
