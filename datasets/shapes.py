@@ -1,8 +1,9 @@
 """The procedural picture world that `tiny` was trained on and that the `shapes` data sets are drawn from.
 
-A scene is one entity (a geometric shape or a drawn object) with a color, a texture, a size and a location on a plain ground.
-The same scene can be drawn in other styles (palette shift, outline, clutter, occlusion, noise): `TRAIN_STYLE` is what `tiny`
-saw, the styles in `datasets/shapes_benchmark.py` are what it did not see. All of it is ours; nothing is downloaded.
+A scene is one entity (a geometric shape or a drawn object) with a color, a texture, a size and a location on a plain
+ground. The same scene can be drawn in other styles (palette shift, outline, clutter, occlusion, noise): `TRAIN_STYLE`
+is what `tiny` saw, the style in `datasets/shapes_benchmark.py` is what it did not see. All of it is ours; nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _outline(entity: str) -> list[tuple[str, list[tuple[float, float]], int]]:
 
 
 def entity_mask(entity: str, diameter: float, degrees: float) -> np.ndarray:
-    """Coverage of the entity, float32 [S, S] in [0, 1], S the diameter in pixels rounded up to an even number plus 2."""
+    """Coverage of the entity, float32 [S, S] in [0, 1], S the diameter rounded up to even, plus 2."""
     side = int(np.ceil(diameter / 2.0)) * 2 + 2
     big = side * _SUPERSAMPLE
     canvas = Image.new("L", (big, big), 0)
@@ -151,7 +152,7 @@ def entity_mask(entity: str, diameter: float, degrees: float) -> np.ndarray:
 
 
 def texture_field(texture: str, side: int, rng: np.random.Generator) -> np.ndarray:
-    """Share of the second tone at each pixel, float32 [side, side] in [0, 1]; period, phase and direction are drawn from `rng`."""
+    """Share of the second tone at each pixel, float32 [side, side] in [0, 1]; `rng` gives period, phase, direction."""
     y, x = np.mgrid[0:side, 0:side].astype(np.float32)
     period = float(rng.uniform(5.0, 7.0))
     phase_x, phase_y = rng.uniform(0.0, period, 2)
@@ -192,7 +193,7 @@ def _tones(color: str, style: Style) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ground(tones: tuple[np.ndarray, np.ndarray], size: int, style: Style, rng: np.random.Generator) -> np.ndarray:
-    """A greyish ground [size, size, 3] whose luminance differs from the main tone's by 0.2 and from the second's by 0.12."""
+    """A greyish ground [size, size, 3]; its luminance is 0.2 off the main tone's and 0.12 off the second's."""
     main, second = (_luminance(tone) for tone in tones)
     level = float(rng.uniform(0.08, 0.95))
     while abs(level - main) < 0.2 or abs(level - second) < 0.12:

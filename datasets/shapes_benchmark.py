@@ -1,8 +1,8 @@
-"""`shapes`: a few-shot data set of the procedural world, drawn in a style that `tiny` never saw, as real files in CoOp's layout.
+"""`shapes`: a few-shot data set of the procedural world in a style that `tiny` never saw, as files in CoOp's layout.
 
-A class is a (texture, color, entity) triple; location and size vary freely. The 24 base classes and the 24 new ones are full
-grids over disjoint attribute values, so every class has neighbours that differ from it in one attribute only. What is learnt
-on the base half helps the new half only as far as it is about the style and not about the base values.
+A class is a (texture, color, entity) triple; location and size vary freely. The 24 base classes and the 24 new ones are
+full grids over disjoint attribute values, so every class has neighbours that differ from it in one attribute only. What
+is learnt on the base half helps the new half only as far as it is about the style and not about the base values.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _write_class(folder: Path, label: int, triple: tuple[str, str, str], style: 
 
 
 def ensure_shapes(root: Path) -> Path:
-    """Write the data set below `root` unless this version is there; returns its folder. The result is put in place in one step.
+    """Write the data set below `root` unless this version is there, in place in one step; returns its folder.
 
     Raises ValueError where the folder holds another version, OSError where `root` cannot be written.
     """

@@ -24,8 +24,15 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dear_plugin import HeadInfo, HeadRole, RoleCLIP, RoleMap, load_backbone, loss_terms  # noqa: E402
-from dear_plugin import wrap_clip_with_roles  # noqa: E402
+from dear_plugin import (  # noqa: E402
+    HeadInfo,
+    HeadRole,
+    RoleCLIP,
+    RoleMap,
+    load_backbone,
+    loss_terms,
+    wrap_clip_with_roles,  # noqa: E402
+)
 from dear_plugin.config import CORE_ATTRIBUTES  # noqa: E402
 from dear_plugin.towers import vision_tower  # noqa: E402
 
@@ -39,7 +46,8 @@ def clip_for(name: str, device: torch.device) -> nn.Module:
     import open_clip
 
     torch.manual_seed(0)
-    return open_clip.create_model(name.removeprefix("random:"), pretrained=None, force_quick_gelu=True).to(device).eval()
+    model = open_clip.create_model(name.removeprefix("random:"), pretrained=None, force_quick_gelu=True)
+    return model.to(device).eval()
 
 
 def bench_roles(layers: int, heads: int) -> RoleMap:
@@ -57,7 +65,8 @@ def class_prompts(count: int) -> list[str]:
     return [f"a photo of a {''.join(name[:2])} {''.join(name[2:])}." for name in names]
 
 
-def measurements(clip: nn.Module, model: RoleCLIP, images: Tensor, ids: Tensor, chunk: int | None) -> dict[str, Callable]:
+def measurements(clip: nn.Module, model: RoleCLIP, images: Tensor, ids: Tensor,
+                 chunk: int | None) -> dict[str, Callable]:
     prefix = model.text_prefix(ids)
     labels = torch.arange(len(images), device=images.device) % len(ids)
     optimizer = torch.optim.AdamW(model.trainable_parameters(), lr=1e-3)

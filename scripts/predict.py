@@ -51,7 +51,7 @@ def class_names(args: argparse.Namespace) -> list[str]:
     if args.classes_file:
         names += [line.strip() for line in args.classes_file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if len(names) < 2:
-        raise ValueError(f"got {len(names)} class names, wanted at least 2: give --classes A B ... or --classes-file FILE")
+        raise ValueError(f"got {len(names)} class names, wanted at least 2: give --classes A B or --classes-file FILE")
     return [name.replace("_", " ") for name in names]
 
 
@@ -87,7 +87,8 @@ def predict(args: argparse.Namespace) -> int:
             continue
         shares = model.class_logits(model.image_features(pixels), text).softmax(-1)[0]
         best = shares.topk(min(args.top, len(names)))
-        print(f"{path}: " + ", ".join(f"{names[i]} {100 * p:.1f}%" for p, i in zip(*(t.tolist() for t in best), strict=True)))
+        pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        print(f"{path}: " + ", ".join(f"{names[i]} {100 * share:.1f}%" for share, i in pairs))
     return broken
 
 

@@ -3,9 +3,9 @@
     python scripts/train_tiny_clip.py --work-dir build/tiny                # render, train, export (resumes by itself)
     python scripts/train_tiny_clip.py --work-dir build/tiny --export-only  # write the asset from the last checkpoint
 
-The loss is CLIP's with several positives: sentence j is a positive of picture i when every attribute that it names holds
-(the renderer knows), and the target is uniform over the positives. The rate is constant after a warm-up and falls linearly
-over the last quarter, so a longer run follows the same path for longer.
+The loss is CLIP's with several positives: sentence j is a positive of picture i when every attribute that it names
+holds (the renderer knows), and the target is uniform over the positives. The rate is constant after a warm-up and falls
+linearly over the last quarter, so a longer run follows the same path for longer.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def make_pool(path: Path, *, images: int, seed: int, processes: int) -> dict[str
 
 
 def build_model(vocabulary: int, *, seed: int) -> nn.Module:
-    """A CLIP with OpenAI's layout and initialisation; the vision positions start six times larger, so that location is learnt early."""
+    """A CLIP of OpenAI's layout; the vision positions start six times larger, so that location is learnt early."""
     from open_clip.model import CLIP
 
     torch.manual_seed(seed)
@@ -98,7 +98,7 @@ def build_model(vocabulary: int, *, seed: int) -> nn.Module:
 
 
 def encode_text(model: nn.Module, ids: Tensor, end: Tensor) -> Tensor:
-    """Text features [C, E] of compact ids [C, L]; positions after the longest end token are dropped (exact: the mask is causal)."""
+    """Text features [C, E] of compact ids [C, L], cut after the longest end token (exact: the mask is causal)."""
     length = int(end.max()) + 1
     x = model.token_embedding(ids[:, :length]) + model.positional_embedding[:length]
     x = model.transformer(x, attn_mask=model.attn_mask[:length, :length])
@@ -142,9 +142,10 @@ def accuracy_per_attribute(model: nn.Module, encode, held_out: dict[str, np.ndar
 
 
 def export(model: nn.Module, vocabulary: np.ndarray, facts: dict, target: Path) -> None:
-    """Write the asset: OpenAI's keys in half precision with the used rows of the token embedding, and its facts as JSON."""
-    from dear_plugin.backbones import pack_tiny
+    """Write the asset: OpenAI's keys in half precision, the used rows of the token embedding, and its facts."""
     from safetensors.torch import save_file
+
+    from dear_plugin.backbones import pack_tiny
 
     state = {name: value.detach().clone() for name, value in model.state_dict().items() if name != "attn_mask"}
     rows = state.pop("token_embedding.weight")
@@ -159,7 +160,7 @@ def export(model: nn.Module, vocabulary: np.ndarray, facts: dict, target: Path) 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work-dir", type=Path, required=True, help="pool, checkpoint and log; a second call continues")
+    parser.add_argument("--work-dir", type=Path, required=True, help="pool, checkpoint, log; a second call continues")
     parser.add_argument("--images", type=int, default=160_000, help="pictures in the training pool")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--batch", type=int, default=256, help="pictures a step; each comes with two sentences")

@@ -135,6 +135,15 @@ def test_cut_and_cached_text_equals_full_text(geometry):
     assert not close(full, prefix.frozen, 1e-3) and tokens.shape[0] == 5, "text tokens do something"
 
 
+@torch.no_grad()
+def test_text_tokens_stand_right_after_the_start_token(geometry):
+    role_clip, ids = wrapped(geometry), toy_ids()
+    x = role_clip.text_tower.embed(ids)
+    adapted, plain = role_clip.run_text(x), role_clip.text_tower.run(x, 0, role_clip.text_tower.layers)
+    assert torch.allclose(adapted[:, 0], plain[:, 0], atol=1e-5), "the start token reads none of them"
+    assert ((adapted - plain)[:, 1:].abs().amax(dim=-1) > 1e-3).all(), "every later position reads them"
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5])
 def test_class_chunks_have_the_same_gradients(geometry, chunk):
     ids, gradients = toy_ids(), []

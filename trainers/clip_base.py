@@ -1,4 +1,4 @@
-"""What every CLIP method shares: the backbone, the prompts of the class list, precision, and text features that are never stale."""
+"""What every CLIP method shares: backbone, prompts of the class list, precision, text features that are never stale."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ PRECISIONS = ("fp32", "amp", "fp16")
 class Precision:
     """How a step is computed. Trainable parameters are fp32 always; this decides the frozen part and the activations.
 
-    fp32: everything in fp32. amp: fp32 weights under autocast (bf16 where the device has it, else fp16 with a scaled loss).
-    fp16: the published setting of the older codes, half-precision CLIP weights; on a CPU it is computed as fp32, with one notice.
+    fp32: everything in fp32. amp: fp32 weights under autocast (bf16 where the device has it, else fp16 with a scaled
+    loss). fp16: the published setting of the older codes, half-precision CLIP weights; a CPU computes it as fp32, with
+    one notice.
     """
 
     def __init__(self, name: str, device: torch.device, *, key: str) -> None:
@@ -43,7 +44,7 @@ class Precision:
         return torch.autocast(self.device.type, self.dtype, enabled=self.name == "amp")
 
     def backward_and_step(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """One optimiser step; under fp16 autocast a step whose scaled gradients overflow is left out, as GradScaler does."""
+        """One optimiser step; under fp16 autocast one whose scaled gradients overflow is left out (GradScaler)."""
         optimizer.zero_grad(set_to_none=True)
         if self.scaler is None:
             loss.backward()
@@ -55,7 +56,7 @@ class Precision:
 
 
 class ClipTrainer(MethodTrainer):
-    """A method on a frozen CLIP. A subclass provides `build_method`, `class_text_features`, `logits` and `forward_backward`."""
+    """A method on a frozen CLIP: a subclass has build_method, class_text_features, logits, forward_backward."""
 
     precision_key = ""  # e.g. "TRAINER.COOP.PREC"
 
@@ -63,7 +64,7 @@ class ClipTrainer(MethodTrainer):
         self.precision = Precision(self.published_precision(), self.device, key=self.precision_key or "precision")
         name = self.cfg.MODEL.BACKBONE.NAME
         if not name:
-            raise ValueError("MODEL.BACKBONE.NAME is empty; set it in the method's YAML or by --backbone, e.g. ViT-B/16 or tiny")
+            raise ValueError("MODEL.BACKBONE.NAME is empty; set it in the method's YAML or by --backbone")
         print(f"Loading CLIP (backbone: {name})")
         self.backbone: Backbone = load_backbone(name, device=self.device, precision=self.precision.backbone)
         self._check_input_size()
@@ -130,7 +131,7 @@ class ClipTrainer(MethodTrainer):
             self.precision.scaler.load_state_dict(state["scaler"])
 
     def text_version(self) -> tuple:
-        """Changes whenever a trained parameter is written (torch counts in-place writes) or replaced, or the classes change."""
+        """Changes whenever a trained parameter is written (torch counts writes) or replaced, or the classes change."""
         parameters = [p for model in self._models.values() for p in model.parameters()]
         return (tuple((id(p), p._version) for p in parameters), tuple(self.classnames))
 
@@ -148,7 +149,7 @@ class ClipTrainer(MethodTrainer):
 
 
 def cosine_logits(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
-    """scale * cos(image [N, E], text [C, E]) -> [N, C], in fp32 even under autocast: at a scale of 100 bf16 is too coarse."""
+    """scale * cos(image [N, E], text [C, E]) -> [N, C]; fp32 even under autocast, where bf16 is too coarse."""
     with torch.autocast(image.device.type, enabled=False):
         image, text = nn.functional.normalize(image.float(), dim=-1), nn.functional.normalize(text.float(), dim=-1)
         return scale.float() * image @ text.T

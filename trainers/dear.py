@@ -31,7 +31,7 @@ _UNIFORM = {"all-" + role.value: role for role in (HeadRole.GENERALIZATION, Head
 def extend_cfg(cfg: CfgNode) -> None:
     """Add `TRAINER.DEAR`: one key a field of DearConfig, the role map and the precision."""
     node = CfgNode()
-    node.ROLES = "auto"  # a shipped map by the model's identity, a shipped name, a path, or all-generalization, all-mixed
+    node.ROLES = "auto"  # the shipped map of the model, a shipped name, a path, all-generalization or all-mixed
     node.PREC = "amp"
     for field in fields(DearConfig):
         name, value = _SPECIAL.get(field.name, (field.name.upper(), field.default))

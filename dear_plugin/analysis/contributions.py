@@ -35,7 +35,7 @@ def head_contributions(tower: VisionTower, images: Tensor, layers: Sequence[int]
     """Decompose the CLS features of images [N, 3, R, R] over the layers from min(layers) to the last.
 
     The final LayerNorm is linearised with each image's own CLS mean and variance, so the sum is exact
-    (TEXTSPAN, Gandelsman et al. 2024; dear_method section 1). `layers` must be the last layers of the tower without a gap.
+    (TEXTSPAN, Gandelsman et al. 2024). `layers` must be the last layers of the tower without a gap.
 
     Raises ValueError for other layers and for blocks that normalise the attention output (not linear in the heads).
     """

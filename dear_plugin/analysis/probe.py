@@ -1,8 +1,9 @@
 """Roles from labelled pictures: how much of each head's variance a known attribute explains (method `attribute-probe`).
 
-Ours: a supervised stand-in for Concept Entropy where attributes are known, as in the procedural world of `tiny`. For head
-(l, h) and attribute a, eta squared is the share of the variance of its contribution that lies between the groups of equal
-attribute value, corrected for chance. Normalised over the attributes it is a distribution; its entropy gives the role.
+Ours: a supervised stand-in for Concept Entropy where attributes are known, as in the procedural world of `tiny`. For
+head (l, h) and attribute a, eta squared is the share of the variance of its contribution that lies between the groups
+of equal attribute value, corrected for chance. Normalised over the attributes it is a distribution; its entropy gives
+the role.
 """
 
 import math

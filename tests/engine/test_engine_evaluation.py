@@ -24,10 +24,18 @@ def test_lines_and_numbers(make_cfg, capsys, tmp_path):
     assert list(results) == ["accuracy", "error_rate", "macro_f1", "perclass_accuracy"]
     assert results["accuracy"] == pytest.approx(100 * 11 / 12)
     assert capsys.readouterr().out.splitlines() == [
-        "=> result", "* total: 12", "* correct: 11", "* accuracy: 91.7%", "* error: 8.3%", "* macro_f1: 82.2%",
-        "=> per-class result", "* class: 0 (cat)\ttotal: 3\tcorrect: 2\tacc: 66.7%",
-        "* class: 1 (dog)\ttotal: 1\tcorrect: 1\tacc: 100.0%", "* class: 2 (owl)\ttotal: 8\tcorrect: 8\tacc: 100.0%",
-        "* average: 88.9%"]  # fmt: skip
+        "=> result",
+        "* total: 12",
+        "* correct: 11",
+        "* accuracy: 91.7%",
+        "* error: 8.3%",
+        "* macro_f1: 82.2%",
+        "=> per-class result",
+        "* class: 0 (cat)\ttotal: 3\tcorrect: 2\tacc: 66.7%",
+        "* class: 1 (dog)\ttotal: 1\tcorrect: 1\tacc: 100.0%",
+        "* class: 2 (owl)\ttotal: 8\tcorrect: 8\tacc: 100.0%",
+        "* average: 88.9%",
+    ]
     evaluator.reset()
     evaluator.process(logits_of([1] * 2000), torch.tensor([1] * 2000))
     evaluator.evaluate()

@@ -60,7 +60,9 @@ def test_manager(make_cfg, capsys):
     rows = ["Dataset    Toy", "# classes  3", "# train_x  18", "# val      6", "# test     12"]
     assert "\n".join(["---------  ---", *rows, "---------  ---"]) in shown
     assert [line for line in shown.splitlines() if line.startswith("Building")] == [
-        "Building transform_train", "Building transform_test"]  # fmt: skip
+        "Building transform_train",
+        "Building transform_test",
+    ]
     assert len(dm.train_loader_x) == 3 and len(dm.test_loader) == 3 and len(dm.val_loader) == 2
     batch = next(iter(dm.test_loader))
     assert set(batch) == {"img", "label", "domain", "impath", "index"} and batch["img"].shape == (5, 3, 8, 8)
@@ -85,10 +87,30 @@ def steps_of(cfg, is_train=True):
 
 
 def test_order_of_transforms_is_fixed(make_cfg):
-    names = ("normalize", "cutout", "gaussian_blur", "randomgrayscale", "colorjitter", "randaugment", "random_flip",
-             "random_resized_crop", "center_crop", "gaussian_noise")  # fmt: skip
-    wanted = ["RandomResizedCrop", "RandomHorizontalFlip", "RandAugment", "ColorJitter", "RandomGrayscale", "RandomApply",
-              "ToTensor", "Cutout", "Normalize", "GaussianNoise"]  # fmt: skip
+    names = (
+        "normalize",
+        "cutout",
+        "gaussian_blur",
+        "randomgrayscale",
+        "colorjitter",
+        "randaugment",
+        "random_flip",
+        "random_resized_crop",
+        "center_crop",
+        "gaussian_noise",
+    )
+    wanted = [
+        "RandomResizedCrop",
+        "RandomHorizontalFlip",
+        "RandAugment",
+        "ColorJitter",
+        "RandomGrayscale",
+        "RandomApply",
+        "ToTensor",
+        "Cutout",
+        "Normalize",
+        "GaussianNoise",
+    ]
     cfg = make_cfg("INPUT.TRANSFORMS", names)
     assert steps_of(cfg) == wanted == steps_of(make_cfg("INPUT.TRANSFORMS", names[::-1]))
     assert steps_of(cfg, is_train=False) == ["Resize", "CenterCrop", "ToTensor", "Normalize"]
@@ -119,11 +141,26 @@ def test_unknown_transform_and_interpolation(make_cfg):
 def test_test_transform_is_clips_preprocessing(make_cfg):
     torchvision = pytest.importorskip("torchvision.transforms")
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-    cfg = make_cfg("INPUT.INTERPOLATION", "bicubic", "INPUT.TRANSFORMS", ("normalize",), "INPUT.PIXEL_MEAN", list(mean),
-                   "INPUT.PIXEL_STD", list(std), "INPUT.SIZE", (32, 32))  # fmt: skip
-    clip = torchvision.Compose([
-        torchvision.Resize(32, torchvision.InterpolationMode.BICUBIC), torchvision.CenterCrop(32),
-        torchvision.ToTensor(), torchvision.Normalize(mean, std)])  # fmt: skip
+    cfg = make_cfg(
+        "INPUT.INTERPOLATION",
+        "bicubic",
+        "INPUT.TRANSFORMS",
+        ("normalize",),
+        "INPUT.PIXEL_MEAN",
+        list(mean),
+        "INPUT.PIXEL_STD",
+        list(std),
+        "INPUT.SIZE",
+        (32, 32),
+    )
+    clip = torchvision.Compose(
+        [
+            torchvision.Resize(32, torchvision.InterpolationMode.BICUBIC),
+            torchvision.CenterCrop(32),
+            torchvision.ToTensor(),
+            torchvision.Normalize(mean, std),
+        ]
+    )
     noise = Image.fromarray((torch.rand(60, 90, 3) * 255).byte().numpy())
     assert torch.equal(build_transform(cfg, is_train=False)(noise), clip(noise))
 
@@ -154,10 +191,12 @@ def test_broken_and_missing_images_are_named(own_root, make_cfg):
     with pytest.raises(FileNotFoundError, match="99.png is missing"):
         read_image(first.with_name("99.png"))
     with pytest.raises(BrokenImageError, match="00.png"):
-        list(DataManager(make_cfg(root=own_root)).train_loader_x)
+        list(DataManager(make_cfg("DATALOADER.TRAIN_X.BATCH_SIZE", 6, root=own_root)).train_loader_x)
     for number in (8, 9):
         first.with_name(f"{number:02d}.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"2 of 12 images of test are missing: .*08.png.*DATASET.SKIP_BROKEN True"):
+    with pytest.raises(
+        FileNotFoundError, match=r"2 of 12 images of test are missing: .*08.png.*DATASET.SKIP_BROKEN True"
+    ):
         DataManager(make_cfg(root=own_root))
 
 

@@ -23,13 +23,17 @@ def test_defaults_of_the_contract():
 
 def test_yaml_strings_are_read_as_literals(tmp_path):
     cfg = get_cfg_default()
-    cfg.merge_from_file(write(tmp_path, "OPTIM:\n  LR: 1e-5\nINPUT:\n  SIZE: (64, 64)\nMODEL:\n  BACKBONE:\n    NAME: ViT-B/16\n"))
+    cfg.merge_from_file(
+        write(tmp_path, "OPTIM:\n  LR: 1e-5\nINPUT:\n  SIZE: (64, 64)\nMODEL:\n  BACKBONE:\n    NAME: ViT-B/16\n")
+    )
     assert cfg.OPTIM.LR == 1e-5 and cfg.INPUT.SIZE == (64, 64) and cfg.MODEL.BACKBONE.NAME == "ViT-B/16"
 
 
 def test_numbers_lists_and_tuples():
     cfg = get_cfg_default()
-    cfg.merge_from_list(["OPTIM.LR", "1", "OPTIM.WEIGHT_DECAY", 0, "INPUT.TRANSFORMS", ["normalize"], "INPUT.PIXEL_MEAN", "(0.5,)"])
+    cfg.merge_from_list(
+        ["OPTIM.LR", "1", "OPTIM.WEIGHT_DECAY", 0, "INPUT.TRANSFORMS", ["normalize"], "INPUT.PIXEL_MEAN", "(0.5,)"]
+    )
     assert cfg.OPTIM.LR == 1.0 and type(cfg.OPTIM.LR) is float and type(cfg.OPTIM.WEIGHT_DECAY) is float
     assert cfg.INPUT.TRANSFORMS == ("normalize",) and cfg.INPUT.PIXEL_MEAN == [0.5]
 

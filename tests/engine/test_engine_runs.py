@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from engine_toys import Killed, read_result
 
 from dear_plugin.engine import build_trainer, set_random_seed
 from dear_plugin.engine.checkpoints import load_checkpoint
@@ -37,7 +38,9 @@ RESULT_NOISE = {"started", "finished", "wall_time_s", "step_time_ms", "peak_memo
 
 def same_result(one, two):
     """Equal but for times, memory and folders."""
-    return {k: v for k, v in one.items() if k not in RESULT_NOISE} == {k: v for k, v in two.items() if k not in RESULT_NOISE}
+    return {k: v for k, v in one.items() if k not in RESULT_NOISE} == {
+        k: v for k, v in two.items() if k not in RESULT_NOISE
+    }
 
 
 @pytest.fixture
@@ -58,7 +61,9 @@ def test_seeded_runs_repeat_exactly(make_cfg, tmp_path):
     assert (one / "predictions.csv").read_bytes() == (two / "predictions.csv").read_bytes()
 
 
-@pytest.mark.parametrize("stop", [6, 7, 10])  # three steps an epoch: after epoch 2, in the middle of 3, in the middle of 4
+@pytest.mark.parametrize(
+    "stop", [6, 7, 10]
+)  # three steps an epoch: after epoch 2, in the middle of 3, in the middle of 4
 @pytest.mark.parametrize("final", ["last_step", "best_val"])
 def test_resumed_equals_uninterrupted(make_cfg, tmp_path, stop, final):
     changes = ("TEST.FINAL_MODEL", final, "SEED", 3)
@@ -129,9 +134,24 @@ def test_resume_without_anything_done_starts(make_cfg, tmp_path):
 
 def test_records(whole, make_cfg):
     result = read_result(whole)
-    wanted = {"schema": 1, "status": "complete", "kind": "train", "trainer": "ToyMethod", "dataset": "Toy", "classes": "all",
-              "shots": -1, "seed": 1, "split": "test", "total": 12, "epochs": 4, "steps": 12, "trainable_parameters": 12,
-              "toy_fact": 1, "skipped_images": [], "images": {"train": 18, "val": 6, "test": 12}}  # fmt: skip
+    wanted = {
+        "schema": 1,
+        "status": "complete",
+        "kind": "train",
+        "trainer": "ToyMethod",
+        "dataset": "Toy",
+        "classes": "all",
+        "shots": -1,
+        "seed": 1,
+        "split": "test",
+        "total": 12,
+        "epochs": 4,
+        "steps": 12,
+        "trainable_parameters": 12,
+        "toy_fact": 1,
+        "skipped_images": [],
+        "images": {"train": 18, "val": 6, "test": 12},
+    }
     assert {key: result[key] for key in wanted} == wanted
     assert result["accuracy_pct"] == 100.0 * result["correct"] / 12
     assert result["classnames"] == ["red_thing", "green_thing", "blue_thing"] and len(result["classnames_sha256"]) == 64
@@ -140,10 +160,17 @@ def test_records(whole, make_cfg):
     assert result["step_time_ms"] > 0 and result["peak_memory_mib"] > 10 and result["versions"]["torch"]
     assert {"commit", "dirty"} == result["git"].keys()
     sample = result["zero_shot_sample"]
-    assert sample["images"] == 6 and sample["source"] == "val" and sample["zero_shot_pct"] > 90 and sample["final_pct"] is not None
+    assert (
+        sample["images"] == 6
+        and sample["source"] == "val"
+        and sample["zero_shot_pct"] > 90
+        and sample["final_pct"] is not None
+    )
     with open(whole / "predictions.csv", newline="") as handle:
         rows = list(csv.DictReader(handle))
-    assert list(rows[0])[:4] == ["path", "true", "predicted", "probability"] and rows[0]["path"] == "toy/red_thing/08.png"
+    assert (
+        list(rows[0])[:4] == ["path", "true", "predicted", "probability"] and rows[0]["path"] == "toy/red_thing/08.png"
+    )
     assert sum(row["true_label"] == row["predicted_label"] for row in rows) == result["correct"]
     assert not list(whole.glob(".*tmp"))
 
@@ -151,13 +178,24 @@ def test_records(whole, make_cfg):
 def test_log_lines(make_cfg, capsys):
     train(make_cfg("OPTIM.MAX_EPOCH", 2))
     out = capsys.readouterr().out
-    line = (r"epoch \[1/2\] batch \[1/3\] time \d+\.\d{3} \(\d+\.\d{3}\) data \d+\.\d{3} \(\d+\.\d{3}\) "
-            r"loss \d+\.\d{4} \(\d+\.\d{4}\) acc \d\.\d{4} \(\d\.\d{4}\) lr 1\.0000e-05 eta \d:\d\d:\d\d")  # fmt: skip
+    line = (
+        r"epoch \[1/2\] batch \[1/3\] time \d+\.\d{3} \(\d+\.\d{3}\) data \d+\.\d{3} \(\d+\.\d{3}\) "
+        r"loss \d+\.\d{4} \(\d+\.\d{4}\) acc \d\.\d{4} \(\d\.\d{4}\) lr 1\.0000e-05 eta \d:\d\d:\d\d"
+    )
     assert re.search(f"^{line}$", out, re.MULTILINE)
     assert re.search(r"batch \[3/3\] .* lr 1.0000e-01", out)  # the last batch shows the next epoch's rate
-    order = ["No checkpoint found, train from scratch", "Prompt: a photo of a red thing.", "Zero-shot accuracy on 6 val images",
-             "Checkpoint saved to", "Finish training", "Deploy the last-epoch model", "Evaluate on the *test* set", "=> result",
-             "* accuracy: ", "Elapsed: "]  # fmt: skip
+    order = [
+        "No checkpoint found, train from scratch",
+        "Prompt: a photo of a red thing.",
+        "Zero-shot accuracy on 6 val images",
+        "Checkpoint saved to",
+        "Finish training",
+        "Deploy the last-epoch model",
+        "Evaluate on the *test* set",
+        "=> result",
+        "* accuracy: ",
+        "Elapsed: ",
+    ]
     places = [out.index(text) for text in order]
     assert places == sorted(places)
 
@@ -177,7 +215,9 @@ def test_finished_folder_is_left_alone(whole, make_cfg, capsys):
 
 
 def test_other_runs_folder_is_refused(whole, make_cfg):
-    with pytest.raises(ValueError, match=r"belongs to another run: seed is 1 there, 2 here\. Give another --output-dir"):
+    with pytest.raises(
+        ValueError, match=r"belongs to another run: seed is 1 there, 2 here\. Give another --output-dir"
+    ):
         train(make_cfg("SEED", 2, out="whole"))
     with pytest.raises(ValueError, match=r"OPTIM.LR is 0.1 there, 0.3 here"):
         train(make_cfg("OPTIM.LR", 0.3, out="whole"))
@@ -209,7 +249,12 @@ def test_evaluation(whole, make_cfg, tmp_path, capsys):
     accuracy = trainer.evaluate(str(whole))
     result, trained = read_result(tmp_path / "eval"), read_result(whole)
     assert accuracy == result["accuracy_pct"] == trained["accuracy_pct"]
-    assert result["kind"] == "evaluation" and result["classes"] == "new" and result["split"] == "test" and result["steps"] == 0
+    assert (
+        result["kind"] == "evaluation"
+        and result["classes"] == "new"
+        and result["split"] == "test"
+        and result["steps"] == 0
+    )
     loaded = result["loaded"]["toy_head"]
     assert loaded["file"].endswith("model.pth.tar-4") and loaded["epoch"] == 4 and len(loaded["sha256"]) == 64
     assert "into toy_head: epoch 4, 2 tensors" in capsys.readouterr().out
@@ -275,8 +320,11 @@ def test_label_gaps(make_cfg):
 
 
 def test_infinite_pixel_names_the_image(make_cfg):
-    with pytest.raises(FloatingPointError, match=r"step 5 \(epoch 2, batch 2\): loss term 'ce' is not finite; the input is not "
-                       r"finite in .*_thing/\d\d.png: replace"):  # fmt: skip
+    with pytest.raises(
+        FloatingPointError,
+        match=r"step 5 \(epoch 2, batch 2\): loss term 'ce' is not finite; the input is not "
+        r"finite in .*_thing/\d\d.png: replace",
+    ):
         train(make_cfg("TOY.POISON", 4))
 
 

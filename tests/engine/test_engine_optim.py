@@ -32,13 +32,17 @@ CONSTANT = {"NAME": "sgd", "LR_SCHEDULER": "cosine", "WARMUP_EPOCH": 1, "WARMUP_
 MEASURED = [
     ({"LR": 0.0035, "MAX_EPOCH": 5}, [1e-5, 0.0035, 0.003166, 0.002291, 0.001209]),
     ({"LR": 0.0026, "MAX_EPOCH": 2}, [1e-5, 0.0026]),
-    ({"LR": 0.002, "MAX_EPOCH": 10},
-     [1e-5, 0.002, 0.001951, 0.001809, 0.001588, 0.001309, 0.001, 0.000691, 0.0004122, 0.000191]),
+    (
+        {"LR": 0.002, "MAX_EPOCH": 10},
+        [1e-5, 0.002, 0.001951, 0.001809, 0.001588, 0.001309, 0.001, 0.000691, 0.0004122, 0.000191],
+    ),
     ({"LR": 0.002, "MAX_EPOCH": 1}, [1e-5]),
-    ({"LR": 0.002, "MAX_EPOCH": 8, "WARMUP_EPOCH": 3, "WARMUP_TYPE": "linear"},
-     [1e-5, 0.000667, 0.001333, 0.002, 0.001924, 0.001707, 0.001383, 0.001]),
+    (
+        {"LR": 0.002, "MAX_EPOCH": 8, "WARMUP_EPOCH": 3, "WARMUP_TYPE": "linear"},
+        [1e-5, 0.000667, 0.001333, 0.002, 0.001924, 0.001707, 0.001383, 0.001],
+    ),
     ({"LR": 0.002, "MAX_EPOCH": 5, "WARMUP_RECOUNT": False}, [1e-5, 0.002, 0.001447, 0.000764, 0.000211]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "wanted"), MEASURED)
@@ -53,7 +57,9 @@ def test_last_rate_of_a_long_run():
 def test_steps():
     assert rates(settings(LR=1.0, MAX_EPOCH=4, STEPSIZE=(2,))) == pytest.approx([1, 1, 0.1, 0.1])
     assert rates(settings(LR=1.0, MAX_EPOCH=3)) == [1, 1, 1]  # -1: at MAX_EPOCH
-    assert rates(settings(LR=1.0, MAX_EPOCH=4, STEPSIZE=(1, 3), LR_SCHEDULER="multi_step")) == pytest.approx([1, 0.1, 0.1, 0.01])
+    assert rates(settings(LR=1.0, MAX_EPOCH=4, STEPSIZE=(1, 3), LR_SCHEDULER="multi_step")) == pytest.approx(
+        [1, 0.1, 0.1, 0.01]
+    )
 
 
 @pytest.mark.parametrize("changes", [CONSTANT, {"LR_SCHEDULER": "multi_step", "STEPSIZE": (2, 3)}])
@@ -84,7 +90,14 @@ def test_schedule_state_is_plain_and_continues(changes, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("adam", "Adam"), ("amsgrad", "Adam"), ("sgd", "SGD"), ("rmsprop", "RMSprop"), ("radam", "RAdam"), ("adamw", "AdamW")],
+    [
+        ("adam", "Adam"),
+        ("amsgrad", "Adam"),
+        ("sgd", "SGD"),
+        ("rmsprop", "RMSprop"),
+        ("radam", "RAdam"),
+        ("adamw", "AdamW"),
+    ],
 )
 def test_optimizers(name, kind):
     optimizer = build_optimizer(nn.Linear(2, 2), settings(NAME=name, LR=0.5))

@@ -13,7 +13,13 @@ from dear_plugin.engine.system import close_logger, collect_env_info
 
 
 def state_of(epoch=1):
-    return {"state_dict": {"module.w": torch.ones(2)}, "epoch": epoch, "optimizer": None, "scheduler": None, "val_result": None}
+    return {
+        "state_dict": {"module.w": torch.ones(2)},
+        "epoch": epoch,
+        "optimizer": None,
+        "scheduler": None,
+        "val_result": None,
+    }
 
 
 def test_layout(tmp_path):
@@ -59,8 +65,13 @@ def test_checkpoint_of_an_old_dassl_is_read(tmp_path):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     successor = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
-    old = {"state_dict": model.state_dict(), "epoch": 3, "optimizer": optimizer.state_dict(), "val_result": None,
-           "scheduler": {"successor": successor, "warmup_epoch": 1}}  # fmt: skip
+    old = {
+        "state_dict": model.state_dict(),
+        "epoch": 3,
+        "optimizer": optimizer.state_dict(),
+        "val_result": None,
+        "scheduler": {"successor": successor, "warmup_epoch": 1},
+    }
     torch.save(old, tmp_path / "old")
     if hasattr(torch.serialization, "safe_globals"):
         with pytest.raises(Exception, match="[Ww]eights"):
