@@ -59,6 +59,7 @@ class ClipTrainer(MethodTrainer):
     """A method on a frozen CLIP: a subclass has build_method, class_text_features, logits, forward_backward."""
 
     precision_key = ""  # e.g. "TRAINER.COOP.PREC"
+    memory_key = ""  # the setting that lowers the memory of a step, shown beside the estimate
 
     def build_model(self) -> None:
         self.precision = Precision(self.published_precision(), self.device, key=self.precision_key or "precision")
@@ -130,6 +131,18 @@ class ClipTrainer(MethodTrainer):
         if self.precision.scaler is not None and "scaler" in state:
             self.precision.scaler.load_state_dict(state["scaler"])
 
+    def before_train(self) -> None:
+        parts = self.activation_parts()
+        if parts:
+            shown = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items())
+            print(f"Memory estimate for the activations of a step: {shown}"
+                  + (f" (lower it by {self.memory_key})" if self.memory_key else ""))
+        super().before_train()
+
+    def activation_parts(self) -> dict[str, int]:
+        """Rough bytes that autograd keeps in a step, by part, e.g. {"text": ...}; see `activation_bytes`."""
+        return {}
+
     def text_version(self) -> tuple:
         """Changes whenever a trained parameter is written (torch counts writes) or replaced, or the classes change."""
         parameters = [p for model in self._models.values() for p in model.parameters()]
@@ -146,6 +159,15 @@ class ClipTrainer(MethodTrainer):
     def logits(self, images: Tensor, text: Tensor) -> Tensor:
         """Logits [N, C] of images [N, 3, R, R] against text features [C, E]."""
         raise TypeError(f"{type(self).__name__} must define logits")
+
+
+def activation_bytes(tower: Any, *, sequences: int, length: int, layers: int) -> int:
+    """Rough bytes that autograd keeps of `layers` blocks over [sequences, length, D] in fp32.
+
+    A pre-norm block keeps about 14 tensors of that size, most of them around the MLP's four-fold hidden layer; a test
+    holds this against what autograd saves.
+    """
+    return 14 * 4 * sequences * length * tower.width * layers
 
 
 def cosine_logits(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
 from dear_plugin.towers import text_tower
-from trainers.clip_base import ClipTrainer, cosine_logits
+from trainers.clip_base import ClipTrainer, activation_bytes, cosine_logits
 
 POSITIONS = ("end", "middle", "front")
 
@@ -89,6 +89,11 @@ class CoOp(ClipTrainer):
 
     def prompts(self) -> list[str]:
         return self.prompt_learner.prompts
+
+    def activation_parts(self) -> dict[str, int]:
+        classes, length = self.prompt_learner.after.shape[0], self.prompt_learner.positions.shape[0]
+        size = activation_bytes(self.tower, sequences=classes, length=length, layers=self.tower.layers)
+        return {f"text of {classes} classes": size}
 
     def class_text_features(self) -> Tensor:
         return self.tower.encode_embedded(self.prompt_learner(), self.prompt_learner.end)

@@ -16,7 +16,7 @@ from dear_plugin.fusion import loss_terms
 from dear_plugin.roles import HeadRole, RoleMap
 from dear_plugin.towers import vision_tower
 from dear_plugin.wrap import wrap_clip_with_config
-from trainers.clip_base import ClipTrainer
+from trainers.clip_base import ClipTrainer, activation_bytes
 
 # Fields of DearConfig whose key has another name or another way of saying "derived from the model".
 _SPECIAL = {
@@ -60,6 +60,7 @@ class DeAR(ClipTrainer):
     """One frozen CLIP gives adapted and frozen features in the same step; only the adapter is trained and saved."""
 
     precision_key = "TRAINER.DEAR.PREC"
+    memory_key = "TRAINER.DEAR.CLASS_CHUNK, or a smaller batch"
 
     def build_method(self) -> None:
         settings = config_from_node(self.cfg.TRAINER.DEAR)
@@ -84,6 +85,19 @@ class DeAR(ClipTrainer):
         if self._prefix_of is None or self._prefix_of[0] != prompts:
             self._prefix_of = (prompts, self.role_clip.text_prefix(self.tokenize(list(prompts))))
         return self._prefix_of[1]
+
+    def activation_parts(self) -> dict[str, int]:
+        settings, prefix, towers = self.role_clip.config, self._text_prefix(), self.role_clip
+        text, vision = towers.text_tower, towers.vision_tower
+        classes, length = prefix.hidden.shape[:2]
+        chunk = min(classes, settings.class_chunk or classes)
+        return {
+            f"text of {chunk} classes": activation_bytes(
+                text, sequences=chunk, length=length + settings.text_tokens, layers=text.layers - settings.text_first_layer),
+            "images": activation_bytes(
+                vision, sequences=self.cfg.DATALOADER.TRAIN_X.BATCH_SIZE,
+                length=vision.sequence_length + len(settings.attributes), layers=vision.layers - settings.first_layer),
+        }
 
     def class_text_features(self) -> Tensor:
         return self.role_clip.text_features(self._text_prefix())

@@ -1,4 +1,4 @@
-"""Which implementation gives the contract's names: DEAR_ENGINE, a broken installation, a real Dassl where one is given."""
+"""Which implementation gives the contract's names: DEAR_ENGINE, a broken installation, a real Dassl if one is given."""
 
 import os
 import subprocess
