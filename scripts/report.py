@@ -2,7 +2,7 @@
 
     python scripts/report.py output/base2new [--markdown FILE] [--incomplete]
 
-Accuracy in percent, mean and sample standard deviation over seeds. HM is the harmonic mean of the mean base and the mean
+Accuracy in percent, mean and sample standard deviation over seeds. HM is the harmonic mean of the mean base and mean
 new accuracy (as the field reports it), from unrounded numbers. Seeds that have only one half are named, and left out of
 the table with the whole cell unless --incomplete is given.
 """
@@ -47,8 +47,9 @@ def collect(results: list[dict]) -> dict[Group, dict[str, dict[int, dict]]]:
         group = (result["dataset"], Path(result["backbone"]).name, result["shots"], result["trainer"])
         row = cells[group][result["classes"]]
         if result["seed"] in row:
-            raise ValueError(f"two results for {group}, {result['classes']}, seed {result['seed']}: "
-                             f"{row[result['seed']]['path']} and {result['path']}; give a folder that holds one of them")
+            first, second = row[result["seed"]]["path"], result["path"]
+            raise ValueError(f"two results for {group}, {result['classes']}, seed {result['seed']}: {first} and "
+                             f"{second}; give a folder that holds one of them")
         row[result["seed"]] = result
     return cells
 

@@ -89,14 +89,15 @@ class DeAR(ClipTrainer):
     def activation_parts(self) -> dict[str, int]:
         settings, prefix, towers = self.role_clip.config, self._text_prefix(), self.role_clip
         text, vision = towers.text_tower, towers.vision_tower
+        text_layers, vision_layers = text.layers - settings.text_first_layer, vision.layers - settings.first_layer
         classes, length = prefix.hidden.shape[:2]
         chunk = min(classes, settings.class_chunk or classes)
         return {
             f"text of {chunk} classes": activation_bytes(
-                text, sequences=chunk, length=length + settings.text_tokens, layers=text.layers - settings.text_first_layer),
+                text, sequences=chunk, length=length + settings.text_tokens, layers=text_layers),
             "images": activation_bytes(
                 vision, sequences=self.cfg.DATALOADER.TRAIN_X.BATCH_SIZE,
-                length=vision.sequence_length + len(settings.attributes), layers=vision.layers - settings.first_layer),
+                length=vision.sequence_length + len(settings.attributes), layers=vision_layers),
         }
 
     def class_text_features(self) -> Tensor:
