@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -147,6 +148,19 @@ class ClipTrainer(MethodTrainer):
         """Changes whenever a trained parameter is written (torch counts writes) or replaced, or the classes change."""
         parameters = [p for model in self._models.values() for p in model.parameters()]
         return (tuple((id(p), p._version) for p in parameters), tuple(self.classnames))
+
+    def finish_step(self, terms: Mapping[str, Tensor], logits: Tensor, labels: Tensor) -> dict[str, float]:
+        """The second half of forward_backward: a step on terms["total"], the schedule after an epoch's last batch.
+
+        Returns what the training line shows: the loss, its named terms where there are several, the batch's accuracy.
+        """
+        self.check_finite(terms)
+        self.precision.backward_and_step(terms["total"], self.optim)
+        if self.batch_idx + 1 == self.num_batches:
+            self.update_lr()
+        parts = {name: value.item() for name, value in terms.items() if name != "total"}
+        accuracy = 100.0 * (logits.argmax(1) == labels).float().mean().item()
+        return {"loss": terms["total"].item(), **parts, "acc": accuracy}
 
     def build_method(self) -> None:
         """Build what is trained on `self.clip` and register it with its optimiser and scheduler."""
