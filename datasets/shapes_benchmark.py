@@ -22,7 +22,7 @@ from datasets.shapes import LOCATIONS, SIZES, Scene, Style, render
 FOLDER, IMAGE_FOLDER, SPLIT_FILE, FACTS_FILE = "shapes", "images", "split_zhou_Shapes.json", "shapes.json"
 VERSION = 1  # raised whenever a pixel, a class or a split changes
 COUNTS = {"train": 20, "val": 4, "test": 60}  # pictures a class
-STYLE = Style(noise=0.03, palette_shift=0.1, clutter=3, rotation=15.0, ground_contrast=0.15, tint=(1.0, 0.8, 0.6))
+STYLE = Style(noise=0.03, palette_shift=0.1, clutter=3, rotation=15.0, ground_contrast=0.15, tint=(1.0, 0.76, 0.52))
 HALVES = (  # (textures, colors, entities) of the base half and of the new half
     (("striped", "dotted"), ("red", "orange", "pink"), ("cup", "house", "hexagon", "circle")),
     (("wavy", "checkered"), ("blue", "green", "cyan"), ("boat", "tree", "star", "crescent")),

@@ -127,16 +127,16 @@ def rate(step: int, *, steps: int, peak: float, warmup: int = 200) -> float:
 
 
 @torch.no_grad()
-def accuracy_per_attribute(model: nn.Module, encode, held_out: dict[str, np.ndarray]) -> dict[str, float]:
+def accuracy_per_attribute(model: nn.Module, vocabulary: Vocabulary, held_out: dict) -> dict[str, float]:
     """Zero-shot accuracy in percent of each attribute on held-out pictures."""
     model.eval()
     features = torch.cat([model.visual(to_input(part)) for part in np.array_split(held_out["images"], 8)])
     features = F.normalize(features.float(), dim=-1)
     result = {}
     for k, (key, values) in enumerate(ATTRIBUTES.items()):
-        text = F.normalize(encode([prompt(key, value) for value in values]).float(), dim=-1)
+        text = F.normalize(vocabulary.encode(model, [prompt(key, value) for value in values]).float(), dim=-1)
         hit = (features @ text.T).argmax(1) == torch.from_numpy(held_out["attributes"][:, k]).long()
-        result[key] = 100.0 * hit.float().mean().item()
+        result[key] = round(100.0 * hit.float().mean().item(), 2)
     model.train()
     return result
 
@@ -162,7 +162,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work-dir", type=Path, required=True, help="pool, checkpoint, log; a second call continues")
     parser.add_argument("--images", type=int, default=160_000, help="pictures in the training pool")
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--steps", type=int, default=3900)
     parser.add_argument("--batch", type=int, default=256, help="pictures a step; each comes with two sentences")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=1)
@@ -173,85 +173,115 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Vocabulary:
+    """The token ids in use and their compact numbering; the model in training holds only these rows."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        from open_clip.tokenizer import SimpleTokenizer
+
+        self.tokenizer = SimpleTokenizer()
+        self.ids = np.unique(np.concatenate([np.unique(tokens), np.array([0, START, END], np.uint16)]))
+        self.compact = np.zeros(49408, np.int64)
+        self.compact[self.ids] = np.arange(len(self.ids))
+
+    def encode(self, model: nn.Module, texts: list[str]) -> Tensor:
+        """Text features [C, E] of sentences whose words are all in use."""
+        rows = [[START, *self.tokenizer.encode(text), END] for text in texts]
+        ids = np.zeros((len(rows), MAX_TOKENS), np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = self.compact[row]
+        return encode_text(model, torch.from_numpy(ids), torch.tensor([len(row) - 1 for row in rows]))
+
+
+def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices alone."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+
+
+def batch_loss(model: nn.Module, data: dict[str, np.ndarray], vocabulary: Vocabulary, step: int,
+               args: argparse.Namespace) -> Tensor:
+    """Loss of the pictures and sentences of this step: a function of (seed, step), so that runs can resume."""
+    epoch, batch = divmod(step, len(data["images"]) // args.batch)
+    order = np.random.default_rng([args.seed, epoch]).permutation(len(data["images"]))
+    pick = order[batch * args.batch : (batch + 1) * args.batch]
+    choices = np.tile(np.arange(CAPTIONS_PER_IMAGE), (len(pick), 1))
+    which = np.random.default_rng([args.seed, 7, step]).permuted(choices, axis=1)[:, :2]
+    tokens = data["tokens"][pick[:, None], which].reshape(-1, MAX_TOKENS).astype(np.int64)
+    named = torch.from_numpy(data["named"][pick[:, None], which].reshape(-1, len(ATTRIBUTES)))
+    seen = torch.from_numpy(data["attributes"][pick])
+    positive = ((named[None] == seen[:, None]) | (named[None] < 0)).all(-1)
+    # the plain attention kernel: on CPUs the fused one is slow backwards at 17 tokens
+    with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+        image = model.visual(to_input(data["images"][pick]))
+        end = torch.from_numpy((tokens == END).argmax(1))
+        text = encode_text(model, torch.from_numpy(vocabulary.compact[tokens]), end)
+    return multi_positive_loss(image.float(), text.float(), positive, model.logit_scale.exp())
+
+
+class Progress:
+    """Checkpoint and log in the work folder: what a second call continues from."""
+
+    def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.checkpoint, self.log = folder / "checkpoint.pt", folder / "log.jsonl"
+        self.model, self.optimizer = model, optimizer
+        self.step, self.before, self.began = 0, 0.0, time.perf_counter()
+        if self.checkpoint.exists():
+            saved = torch.load(self.checkpoint, weights_only=True)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            self.step, self.before = saved["step"], saved["seconds"]
+            print(f"continuing from step {self.step}")
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.perf_counter() - self.began
+
+    def save(self, step: int, loss: float, accuracy: dict[str, float]) -> None:
+        row = {"step": step, "loss": round(loss, 4), "seconds": round(self.seconds, 1), "accuracy_pct": accuracy}
+        print(json.dumps(row), flush=True)
+        with self.log.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+        partial = self.checkpoint.with_suffix(".partial")
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save({**state, "step": step, "seconds": self.seconds}, partial)
+        partial.replace(self.checkpoint)
+
+
 def main() -> None:
     args = parse()
     args.work_dir.mkdir(parents=True, exist_ok=True)
     data = make_pool(args.work_dir / "pool.npz", images=args.images, seed=args.seed, processes=args.processes)
     held_images, held_attributes, _ = _render_chunk((args.seed + 1_000_000, 0, 2000))
     held_out = {"images": held_images, "attributes": held_attributes}
-    vocabulary = np.unique(np.concatenate([np.unique(data["tokens"]), np.array([0, START, END], np.uint16)]))
-    compact = np.zeros(49408, np.int64)
-    compact[vocabulary] = np.arange(len(vocabulary))
-    model = build_model(len(vocabulary), seed=args.seed)
-    decay = [p for p in model.parameters() if p.ndim >= 2]
-    rest = [p for p in model.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}],
-                                  lr=args.lr, betas=(0.9, 0.98))
-    from open_clip.tokenizer import SimpleTokenizer
-
-    tokenizer = SimpleTokenizer()
-
-    def encode(texts: list[str]) -> Tensor:
-        rows = [[START, *tokenizer.encode(text), END] for text in texts]
-        ids = np.zeros((len(rows), MAX_TOKENS), np.int64)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = compact[row]
-        return encode_text(model, torch.from_numpy(ids), torch.tensor([len(row) - 1 for row in rows]))
-
-    checkpoint, log, first, spent = args.work_dir / "checkpoint.pt", args.work_dir / "log.jsonl", 0, 0.0
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        first, spent = saved["step"], saved["seconds"]
-        print(f"continuing from step {first}")
-    facts = {"name": "tiny", "geometry": GEOMETRY, "quick_gelu": True, "mean": MEAN, "std": STD}
-
-    def evaluate_and_save(step: int, loss: float, seconds: float) -> None:
-        row = {"step": step, "loss": round(loss, 4), "seconds": round(seconds, 1),
-               "accuracy_pct": {k: round(v, 2) for k, v in accuracy_per_attribute(model, encode, held_out).items()}}
-        print(json.dumps(row), flush=True)
-        with log.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
-        partial = checkpoint.with_suffix(".partial")
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds},
-                   partial)
-        partial.replace(checkpoint)
-
-    batches_an_epoch = len(data["images"]) // args.batch
-    began, model_loss = time.perf_counter(), 0.0
+    vocabulary = Vocabulary(data["tokens"])
+    model = build_model(len(vocabulary.ids), seed=args.seed)
+    optimizer = make_optimizer(model, args.lr)
+    progress, mean_loss = Progress(args.work_dir, model, optimizer), None
     model.train()
-    for step in range(first, 0 if args.export_only else args.steps):
-        epoch, batch = divmod(step, batches_an_epoch)
-        order = np.random.default_rng([args.seed, epoch]).permutation(len(data["images"]))
-        pick = order[batch * args.batch : (batch + 1) * args.batch]
-        which = np.random.default_rng([args.seed, 7, step]).permuted(
-            np.tile(np.arange(CAPTIONS_PER_IMAGE), (len(pick), 1)), axis=1)[:, :2]
-        tokens = data["tokens"][pick[:, None], which].reshape(-1, MAX_TOKENS).astype(np.int64)
-        named = torch.from_numpy(data["named"][pick[:, None], which].reshape(-1, len(ATTRIBUTES)))
-        seen = torch.from_numpy(data["attributes"][pick])
-        positive = ((named[None] == seen[:, None]) | (named[None] < 0)).all(-1)
+    for step in range(progress.step, 0 if args.export_only else args.steps):
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps=args.steps, peak=args.lr)
-        # the plain attention kernel: on CPUs the fused one is slow backwards at 17 tokens
-        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
-            image = model.visual(to_input(data["images"][pick]))
-            text = encode_text(model, torch.from_numpy(compact[tokens]), torch.from_numpy((tokens == END).argmax(1)))
-        loss = multi_positive_loss(image.float(), text.float(), positive, model.logit_scale.exp())
+        loss = batch_loss(model, data, vocabulary, step, args)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         with torch.no_grad():
             model.logit_scale.clamp_(max=math.log(100.0))
-        model_loss = loss.item() if step == first else 0.98 * model_loss + 0.02 * loss.item()
+        mean_loss = loss.item() if mean_loss is None else 0.98 * mean_loss + 0.02 * loss.item()
         if (step + 1) % args.evaluate_every == 0 or step + 1 == args.steps:
-            evaluate_and_save(step + 1, model_loss, spent + time.perf_counter() - began)
-    final = {k: round(v, 2) for k, v in accuracy_per_attribute(model, encode, held_out).items()}
-    facts |= {"steps": args.steps, "seed": args.seed, "pool_images": args.images, "batch": args.batch, "lr": args.lr,
-              "train_seconds": round(spent + time.perf_counter() - began), "held_out_images": 2000,
-              "zero_shot_accuracy_pct": final, "vocabulary_rows": len(vocabulary)}
-    export(model, vocabulary, facts, args.output)
+            progress.save(step + 1, mean_loss, accuracy_per_attribute(model, vocabulary, held_out))
+    facts = {
+        "name": "tiny", "geometry": GEOMETRY, "quick_gelu": True, "mean": MEAN, "std": STD, "steps": args.steps,
+        "seed": args.seed, "pool_images": args.images, "batch": args.batch, "lr": args.lr,
+        "train_seconds": round(progress.seconds), "held_out_images": len(held_images),
+        "zero_shot_accuracy_pct": accuracy_per_attribute(model, vocabulary, held_out),
+        "vocabulary_rows": len(vocabulary.ids),
+    }
+    export(model, vocabulary.ids, facts, args.output)
 
 
 if __name__ == "__main__":

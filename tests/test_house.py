@@ -58,7 +58,8 @@ def test_a_reraise_and_a_lazy_import_are_fine(house, monkeypatch, tmp_path):
     monkeypatch.setattr(house, "ROOT", tmp_path)
     path = tmp_path / "dear_plugin" / "x.py"
     path.parent.mkdir()
-    path.write_text('"""One."""\n\ndef f():\n    try:\n        import open_clip\n    except ImportError:\n        raise\n')
+    body = "    try:\n        import open_clip\n    except ImportError:\n        raise\n"
+    path.write_text(f'"""One."""\n\ndef f():\n{body}')
     assert house.offences(path) == []
 
 

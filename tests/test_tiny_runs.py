@@ -37,10 +37,14 @@ def pictures(tmp_path_factory) -> Path:
 
 
 def call(root: Path, out: Path, *arguments: str, trainer: str = "DeAR") -> int:
+    """train.main with flags first and KEY VALUE pairs last."""
+    first = next((i for i, word in enumerate(arguments) if "." in word and word.isupper()), len(arguments))
+    flags, options = arguments[:first], arguments[first:]
     return train.main([
         "--root", str(root), "--seed", "1", "--trainer", trainer, "--output-dir", str(out),
         "--dataset-config-file", "configs/datasets/folder.yaml",
-        "--config-file", f"configs/trainers/{trainer}/tiny.yaml", *arguments, "DATASET.NUM_SHOTS", "2", "OPTIM.MAX_EPOCH", "2", "VERBOSE", "False"])
+        "--config-file", f"configs/trainers/{trainer}/tiny.yaml", *flags,
+        "DATASET.NUM_SHOTS", "2", "OPTIM.MAX_EPOCH", "2", "VERBOSE", "False", *options])
 
 
 @pytest.fixture(scope="module")
