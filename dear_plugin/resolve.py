@@ -66,8 +66,10 @@ def resolve_config(config: DearConfig, role_map: RoleMap, vision: VisionTower, t
         )
     text_first = config.text_first_layer
     if text_first is None:
-        # As many layers see text tokens as see attribute tokens; a shallow text tower takes them at its input.
-        text_first = max(0, text.layers - (vision.layers - first))
+        # At the same share of the depth as in the vision tower (the same layer where both are equally deep, as in
+        # ViT-B/16). On tiny, with half as many text layers, the same number of layers left would be the whole tower, and
+        # new classes then lost up to 30 points on some seeds (measured).
+        text_first = first * text.layers // vision.layers
     if not 0 <= text_first < text.layers:
         raise ValueError(f"text_first_layer is {text_first}, the text tower has layers 0-{text.layers - 1}.")
     count = len(config.attributes) if config.text_tokens is None else config.text_tokens

@@ -270,7 +270,7 @@ def test_layers_and_counts_are_derived_and_checked():
     config = wrapped("openai-shallow-text").config
     assert (config.first_layer, config.text_first_layer, config.text_tokens) == (2, 0, 5)
     config = wrapped("open_clip-narrow-heads").config
-    assert (config.first_layer, config.text_first_layer) == (1, 3), "two layers left in both towers"
+    assert (config.first_layer, config.text_first_layer) == (1, 1), "layer 1 of 3 and of 5: the same share of the depth"
     assert wrapped("open_clip", first_layer=2, text_first_layer=1, text_tokens=7).config.text_first_layer == 1
     with pytest.raises(ValueError, match="text_first_layer is 3, the text tower has layers 0-2"):
         wrapped("open_clip", text_first_layer=3)

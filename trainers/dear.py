@@ -21,7 +21,7 @@ from trainers.clip_base import ClipTrainer, activation_bytes
 # Fields of DearConfig whose key has another name or another way of saying "derived from the model".
 _SPECIAL = {
     "first_layer": ("START_LAYER", 0),  # counts from 1, as in the paper (9 = index 8); 0: the role map's first layer
-    "text_first_layer": ("TEXT_START_LAYER", 0),  # counts from 1; 0: as many layers left as in the vision tower
+    "text_first_layer": ("TEXT_START_LAYER", 0),  # counts from 1; 0: the same share of the depth as in vision
     "text_tokens": ("TEXT_TOKENS", -1),  # -1: one per attribute
     "class_chunk": ("CLASS_CHUNK", 0),  # 0: all classes at once
 }
@@ -83,7 +83,8 @@ class DeAR(ClipTrainer):
         """Hidden states of the class prompts where tokens enter; nothing there is trained, so once per class list."""
         prompts = tuple(self.zero_shot_prompts())
         if self._prefix_of is None or self._prefix_of[0] != prompts:
-            self._prefix_of = (prompts, self.role_clip.text_prefix(self.tokenize(list(prompts))))
+            with torch.autocast(self.device.type, enabled=False):  # the same whoever asks first, a training or a test
+                self._prefix_of = (prompts, self.role_clip.text_prefix(self.tokenize(list(prompts))))
         return self._prefix_of[1]
 
     def activation_parts(self) -> dict[str, int]:
