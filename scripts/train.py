@@ -1,7 +1,8 @@
 """Train or evaluate one method on one data set, with the command line of CoOp's train.py.
 
-Precedence, weakest first: defaults, data-set YAML, method YAML, named flags, KEY VALUE pairs. Unlike CoOp's, a flag
-counts whenever it is given, so `--seed 0` seeds with 0, and a SEED in YAML is used when there is no --seed.
+Precedence, weakest first: defaults, data-set YAML, method YAML, its PER_DATASET values, named flags, KEY VALUE pairs.
+Unlike CoOp's, a flag counts whenever it is given, so `--seed 0` seeds with 0, and a SEED in YAML is used when there is
+no --seed.
 Exit codes: 0 done (or done before), 2 bad input (one sentence on standard error), 130 interrupted.
 """
 
@@ -21,16 +22,8 @@ if sys.path[0] != str(ROOT):  # first, because Hugging Face's package is called 
 if TYPE_CHECKING:
     from dear_plugin.engine.config import ConfigNode
 
-# Registry name -> module in trainers/. A new method is a file there and a line here.
-TRAINER_MODULES = {
-    "ZeroshotCLIP": "zsclip",
-    "CoOp": "coop",
-    "CoCoOp": "cocoop",
-    "MaPLe": "maple",
-    "PromptSRC": "promptsrc",
-    "MMRL": "mmrl",
-    "DeAR": "dear",
-}
+# How a method's file names its class; read as text, so that --help imports nothing. A new method is a file there.
+_REGISTERED = re.compile(r"^@TRAINER_REGISTRY\.register\(\)\nclass (\w+)\(", re.MULTILINE)
 HERE = "."  # what `--resume` without a folder means: the output folder
 FLAG_KEYS = {
     "root": "DATASET.ROOT",
@@ -80,13 +73,17 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def available_modules() -> dict[str, str]:
-    """The rows of TRAINER_MODULES whose file exists."""
-    return {name: module for name, module in TRAINER_MODULES.items() if (ROOT / "trainers" / f"{module}.py").is_file()}
+    """Registry name -> module in trainers/, of every file there that registers a trainer."""
+    return {
+        name: path.stem
+        for path in sorted((ROOT / "trainers").glob("*.py"))
+        for name in _REGISTERED.findall(path.read_text(encoding="utf-8"))
+    }
 
 
 def import_trainers() -> list[Any]:
     """Import every method's module; importing registers its class."""
-    return [importlib.import_module(f"trainers.{module}") for module in available_modules().values()]
+    return [importlib.import_module(f"trainers.{module}") for module in sorted(set(available_modules().values()))]
 
 
 def find_file(name: str) -> Path:
@@ -104,9 +101,12 @@ def build_config(args: argparse.Namespace) -> ConfigNode:
     table.extend_cfg(cfg)
     for module in import_trainers():
         getattr(module, "extend_cfg", lambda _: None)(cfg)
+    cfg.PROTOCOL = ""  # recorded in result.json, so that the report never mixes protocols; changes no number
+    cfg.PER_DATASET = type(cfg)(new_allowed=True)
     for file in (args.dataset_config_file, args.config_file):
         if file:
             cfg.merge_from_file(find_file(file))
+    take_values_of_data_set(cfg)
     for flag, key in FLAG_KEYS.items():
         value = getattr(args, flag)
         if value is not None and value != "":
@@ -116,6 +116,13 @@ def build_config(args: argparse.Namespace) -> ConfigNode:
         cfg.RESUME = cfg.OUTPUT_DIR
     cfg.freeze()
     return cfg
+
+
+def take_values_of_data_set(cfg: Any) -> None:
+    """PER_DATASET of a method's YAML, {data set: {settings}}: those of this data set are merged, the group goes."""
+    values = cfg.pop("PER_DATASET")
+    if cfg.DATASET.NAME in values:
+        cfg.merge_from_other_cfg(values[cfg.DATASET.NAME])
 
 
 def set_key(cfg: Any, key: str, value: Any) -> None:

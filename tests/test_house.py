@@ -43,7 +43,7 @@ def test_no_file_breaks_a_rule(house):
         ("trainers/x.py", "state = torch.load(path)", "torch.load needs weights_only=True"),
         ("trainers/x.py", "# TO" + "DO later", "finish it"),
         ("trainers/x.py", "raise", "a bare raise belongs in an except block"),
-        ("trainers/x.py", "x = 1\n" * 401, "401 lines, at most 400".replace("401", "402")),
+        ("trainers/x.py", "x = 1\n" * 401, "lines, at most 400"),
     ],
 )
 def test_each_rule_can_fail(house, monkeypatch, tmp_path, name, line, found):

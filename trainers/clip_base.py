@@ -107,12 +107,17 @@ class ClipTrainer(MethodTrainer):
         return self.backbone.tokenize(texts).to(self.device)
 
     @torch.no_grad()
+    def frozen_image(self, images: Tensor) -> Tensor:
+        """Features [N, E] of the untouched CLIP, whose weights may be in half precision; no graph is kept."""
+        return self.clip.encode_image(images.to(self.clip.visual.conv1.weight.dtype))
+
+    @torch.no_grad()
     def zero_shot_logits(self, images: Tensor) -> Tensor:
         """Logits [N, C] of the untouched CLIP with the data set's template."""
         if self._zero_shot_text is None:
             rows = [self.clip.encode_text(part) for part in self.tokenize(self.zero_shot_prompts()).split(256)]
             self._zero_shot_text = nn.functional.normalize(torch.cat(rows).float(), dim=-1)
-        image = nn.functional.normalize(self.clip.encode_image(images).float(), dim=-1)
+        image = nn.functional.normalize(self.frozen_image(images).float(), dim=-1)
         return self.clip.logit_scale.exp().float() * image @ self._zero_shot_text.T
 
     def model_inference(self, images: Tensor) -> Tensor:

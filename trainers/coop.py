@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from yacs.config import CfgNode
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
 from dear_plugin.towers import text_tower
 from trainers.clip_base import ClipTrainer, activation_bytes, cosine_logits
+from trainers.published import coop_keys, read_published
 
 POSITIONS = ("end", "middle", "front")
 
@@ -96,21 +98,17 @@ class CoOp(ClipTrainer):
         return {f"text of {classes} classes": size}
 
     def class_text_features(self) -> Tensor:
-        return self.tower.encode_embedded(self.prompt_learner(), self.prompt_learner.end)
+        return self.tower.encode_embedded(self.prompt_learner().to(self.tower.dtype), self.prompt_learner.end)
 
     def logits(self, images: Tensor, text: Tensor) -> Tensor:
-        with torch.no_grad():  # nothing learnable on the image side
-            image = self.clip.encode_image(images)
-        return cosine_logits(image, text, self.clip.logit_scale.exp())
+        return cosine_logits(self.frozen_image(images), text, self.clip.logit_scale.exp())  # nothing learnt in images
 
     def forward_backward(self, batch: dict) -> dict[str, float]:
         images, labels = self.parse_batch_train(batch)
         with self.precision.autocast():
             logits = self.logits(images, self.class_text_features())
             loss = F.cross_entropy(logits, labels)
-        self.check_finite({"ce": loss})
-        self.precision.backward_and_step(loss, self.optim)
-        if self.batch_idx + 1 == self.num_batches:
-            self.update_lr()
-        accuracy = 100.0 * (logits.argmax(1) == labels).float().mean().item()
-        return {"loss": loss.item(), "acc": accuracy}
+        return self.finish_step({"total": loss}, logits, labels)
+
+    def load_adapter_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        super().load_adapter_state(name, read_published(state, coop_keys(), self.clip))

@@ -21,4 +21,4 @@ class ZeroshotCLIP(ClipTrainer):
         return self.clip.encode_text(self.tokenize(self.prompts()))
 
     def logits(self, images: Tensor, text: Tensor) -> Tensor:
-        return cosine_logits(self.clip.encode_image(images), text, self.clip.logit_scale.exp())
+        return cosine_logits(self.frozen_image(images), text, self.clip.logit_scale.exp())

@@ -17,7 +17,7 @@ RESULT_FILE = "result.json"  # written at the end only, so its presence means fi
 STATE_FILE = "resume_state.pt"  # after each epoch; gone when the run is finished
 SCHEMA = 1
 # Settings that change where a run reads and writes or what it shows, not what it computes.
-_IRRELEVANT = ("OUTPUT_DIR", "RESUME", "VERBOSE", "DATASET.ROOT", "TRAIN.PRINT_FREQ")
+_IRRELEVANT = ("OUTPUT_DIR", "RESUME", "VERBOSE", "DATASET.ROOT", "TRAIN.PRINT_FREQ", "PROTOCOL")
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,29 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 DATA="${DATA:-$PWD/data}"
 if [ -n "${PYTHON:-}" ]; then :; elif [ -x .venv/bin/python ]; then PYTHON=.venv/bin/python; else PYTHON=python; fi
 
-default_cfg() { # the method's published config for this data set; shapes is made for the shipped backbone
-  local imagenet=no
-  if [ "$DATASET" = imagenet ]; then imagenet=yes; fi
-  if [ "$DATASET" = shapes ]; then echo tiny
-  elif [ "$TRAINER" = CoOp ] && [ $imagenet = yes ]; then echo vit_b16_ep50_ctxv1
-  elif [ "$TRAINER" = CoOp ]; then echo vit_b16_ctxv1
-  elif [ $imagenet = yes ] && [ -f "configs/trainers/$TRAINER/vit_b16_imagenet.yaml" ]; then echo vit_b16_imagenet
-  else echo vit_b16; fi
+default_cfg() { # the method's published config for base to new; shapes is made for the shipped backbone
+  case $DATASET in shapes*) echo tiny; return ;; esac
+  case $TRAINER in
+    CoOp) if [ "$DATASET" = imagenet ]; then echo vit_b16_ep50_ctxv1; else echo vit_b16_ctxv1; fi ;;
+    CoCoOp) echo vit_b16_c4_ep10_batch1_ctxv1 ;;
+    MaPLe) echo vit_b16_c2_ep5_batch4_2ctx ;;
+    PromptSRC) echo vit_b16_c2_ep20_batch4_4+4ctx ;;
+    *) if [ "$DATASET" = imagenet ] && [ -f "configs/trainers/$TRAINER/vit_b16_imagenet.yaml" ]; then
+        echo vit_b16_imagenet
+      else echo vit_b16; fi ;;
+  esac
+}
+
+cfg_for() { # PROTOCOL: the config that a method has for it, e.g. *_cross_datasets.yaml, else that for base to new
+  local kind=
+  case $1 in xd | dg | source) kind=cross_datasets ;; fewshot) kind=few_shot ;; esac
+  case $DATASET in shapes*) kind= ;; esac
+  if [ -n "$kind" ]; then
+    for file in "configs/trainers/$TRAINER/"*"_$kind.yaml"; do
+      if [ -f "$file" ]; then basename "$file" .yaml; return; fi
+    done
+  fi
+  default_cfg
 }
 
 parse_call() {
@@ -31,7 +46,8 @@ parse_call() {
       *) REST+=("$1"); shift ;;
     esac
   done
-  CFG=${CFG:-$(default_cfg)}
+  GIVEN_CFG=$CFG
+  CFG=${CFG:-$(cfg_for "${PROTOCOL:-base2new}")}
 }
 
 output_folder() { # PROTOCOL-FOLDER, e.g. base2new/train_base
@@ -44,5 +60,16 @@ run_train() { # OUTPUT-FOLDER CLASSES [more flags]; what the caller gave comes l
   "$PYTHON" scripts/train.py --root "$DATA" --seed "$SEED" --trainer "$TRAINER" \
     --dataset-config-file "configs/datasets/$DATASET.yaml" --config-file "configs/trainers/$TRAINER/$CFG.yaml" \
     --output-dir "$folder" "$@" ${REST[@]+"${REST[@]}"} \
-    DATASET.NUM_SHOTS "$SHOTS" DATASET.SUBSAMPLE_CLASSES "$classes"
+    DATASET.NUM_SHOTS "$SHOTS" DATASET.SUBSAMPLE_CLASSES "$classes" PROTOCOL "${PROTOCOL:-base2new}"
+}
+
+test_transfer() { # TARGET SEED [flags]: the model is that of the source data set: $SOURCE, else imagenet or shapes
+  parse_call "$@"
+  local target=$DATASET source=imagenet extra=(--eval-only)
+  case $DATASET in shapes*) source=shapes ;; esac
+  DATASET=${SOURCE:-$source}
+  if [ -z "$GIVEN_CFG" ]; then CFG=$(cfg_for source); fi
+  if [ "$TRAINER" != ZeroshotCLIP ]; then extra+=(--model-dir "$(output_folder source)"); fi
+  DATASET=$target
+  run_train "$(output_folder "$PROTOCOL")" all "${extra[@]}"
 }
