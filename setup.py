@@ -29,7 +29,8 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["dear_plugin", "dear_plugin.*"]),
-    package_data={"dear_plugin": ["assets/*.json", "assets/*.safetensors", "assets/*.md", "assets/roles/*.json"]},
+    package_data={"dear_plugin": [f"assets/{name}" for name in (
+        "*.json", "*.safetensors", "*.md", "*.html", "roles/*.json")]},
     install_requires=[
         "torch>=2.5", "torchvision>=0.20", "open_clip_torch>=2.30", "yacs>=0.1.8", "safetensors>=0.4", "numpy>=1.26",
         "pillow>=10.0", "tqdm>=4.60", "scikit-learn>=1.3",

@@ -66,6 +66,7 @@ def source_of(cfg) -> Source:
         make_split=option(cfg, "MAKE_SPLIT"),
         split_file=option(cfg, "SPLIT_FILE"),
         split_seed=option(cfg, "SPLIT_SEED"),
+        list_file=option(cfg, "LIST"),
     )
 
 

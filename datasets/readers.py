@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from datasets.folder import class_folders, image_files, keep_generated, list_classes, read_folder
+from datasets.listed import read_list
 from datasets.row import COOP_DATA_PAGE, Row, Source
-from datasets.splits import Item, Split, read_split, some
+from datasets.splits import Item, Split, read_json, read_split, some
 
 VAL_IDS_FILE = "val_wnids.txt"  # ours: lets a flat ImageNet val stay as it is
 
@@ -49,12 +50,30 @@ def read_tree(row: Row, source: Source) -> Split:
     return read_folder(source.root, seed=source.split_seed, output=source.output)
 
 
+def read_listed(row: Row, source: Source) -> Split:
+    """`List`: DATASET.LIST, or the one list.csv or list.jsonl in DATASET.ROOT."""
+    if source.split_file:
+        return read_given(source.split_file, source.root)
+    names = [source.list_file] if source.list_file else ["list.csv", "list.jsonl"]
+    files = [path for path in (source.root / Path(name).expanduser() for name in names) if path.is_file()]
+    return read_list(files[0] if files else source.root / names[0], seed=source.split_seed, output=source.output)
+
+
 def read_shapes(row: Row, source: Source) -> Split:
     """The procedural data set, written below the root the first time."""
     from datasets.shapes_benchmark import ensure_shapes  # only this row needs the renderer
 
     ensure_shapes(source.root)
     return read_published(row, source)
+
+
+def read_shapes_variant(row: Row, source: Source) -> Split:
+    """A test set of the procedural world, written below the root the first time; the one list is train and test."""
+    from datasets.shapes_variants import LIST_FILE, ensure_variant  # only these rows need the renderer
+
+    folder = ensure_variant(source.root, row.name)
+    items = [Item(*item) for item in read_json(folder / LIST_FILE)["test"]]
+    return Split(items, [], items, folder=folder / row.images)
 
 
 def read_imagenet(row: Row, source: Source) -> Split:

@@ -18,6 +18,7 @@ OPTIONS: dict[str, Any] = {
     "CLASSNAMES": "",  # a file with other class names, see splits.read_class_names
     "MAKE_SPLIT": False,  # make a split where the published file is missing
     "SPLIT_FILE": "",  # a split file in CoOp's layout in place of the row's
+    "LIST": "",  # of the data set List, below DATASET.ROOT or absolute; "": list.csv or list.jsonl there
     "SPLIT_SEED": 1,  # of generated splits; apart from SEED, so that runs of several seeds share one test set
     "SKIP_BROKEN": False,  # leave out images of the split that are not on the disk
     "PICKS": "",  # picks.json of another run: the same few-shot images again
@@ -38,6 +39,7 @@ class Source:
     make_split: bool = False
     split_file: str = ""  # a split of the user's own in place of the row's
     split_seed: int = 1
+    list_file: str = ""  # of the data set List
 
 
 @dataclass(frozen=True)

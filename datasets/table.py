@@ -20,8 +20,10 @@ from datasets.readers import (
     read_imagenet,
     read_imagenet_v2,
     read_imagenet_variant,
+    read_listed,
     read_published,
     read_shapes,
+    read_shapes_variant,
     read_tree,
 )
 from datasets.row import OPTIONS, Row, option
@@ -72,7 +74,19 @@ ROWS = (
     Row("ImageNetR", "imagenet_r", "imagenet-rendition", read_imagenet_variant, images="imagenet-r", test_only=True,
         counts=(30000, 0, 30000, 200), names_hash="79cac199a9146841"),
     Row("Shapes", "shapes", "shapes", read_shapes, split_file="split_zhou_Shapes.json"),
+    Row("ShapesResampled", "shapes_resampled", "shapes-resampled", read_shapes_variant, test_only=True),
+    Row("ShapesSketch", "shapes_sketch", "shapes-sketch", read_shapes_variant, test_only=True),
+    Row("ShapesHard", "shapes_hard", "shapes-hard", read_shapes_variant, test_only=True),
+    Row("ShapesRendition", "shapes_rendition", "shapes-rendition", read_shapes_variant, test_only=True),
+    Row("ShapesColor", "shapes_color", "shapes-color", read_shapes_variant, test_only=True,
+        template="a photo of a {} thing."),
+    Row("ShapesEntity", "shapes_entity", "shapes-entity", read_shapes_variant, test_only=True),
+    Row("ShapesTexture", "shapes_texture", "shapes-texture", read_shapes_variant, test_only=True,
+        template="a photo of a {} thing."),
+    Row("ShapesLocation", "shapes_location", "shapes-location", read_shapes_variant, test_only=True,
+        template="a photo of a thing in the {}."),
     Row("Folder", "folder", "", read_tree, images=""),
+    Row("List", "list", "", read_listed, images=""),
 )
 
 
@@ -82,7 +96,8 @@ def row_for(name: str) -> Row:
     if name not in by_name:
         near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.0)[0]
         raise ValueError(f"DATASET.NAME {name!r} is unknown, did you mean {near}? Known: {', '.join(by_name)}. For "
-                         "images of your own use Folder with --root set to the folder that holds the class folders")
+                         "images of your own use Folder with --root set to the folder that holds the class folders, or "
+                         "List for a CSV file")
     return by_name[name]
 
 

@@ -31,7 +31,7 @@ class DearConfig:
 
     attributes: tuple[str, ...] = CORE_ATTRIBUTES  # A attribute tokens (paper: the five core attributes)
     first_layer: int | None = None  # vision layer where tokens enter (paper: 8 of 12); None: the role map's first
-    text_first_layer: int | None = None  # text layer where tokens enter; None: same share of the depth as in vision (ours)
+    text_first_layer: int | None = None  # text layer where tokens enter; None: same share of depth (ours)
     text_tokens: int | None = None  # K; None: one per attribute (ours)
     beta: float = 0.7  # weight of the learnable token when mixed with its output (rule: paper; value: ours)
     token_mixing: bool = True  # tokens read each other in isolated heads (paper); False: itself alone (ours)

@@ -1,6 +1,7 @@
 """From what the caller asked to what fits this CLIP: which role map, which layers, how many text tokens."""
 
 import os
+import warnings
 from typing import Any
 
 from dear_plugin.config import DearConfig
@@ -29,6 +30,7 @@ def check_fit(role_map: RoleMap, clip: Any, vision: VisionTower) -> None:
             f"role map names layer {role_map.layers[-1]}, the vision tower has layers 0-{vision.layers - 1}."
         )
     if role_map.model is None:
+        _check_intended(role_map, clip)
         return
     different = role_map.model.difference(identity(clip))
     if different:
@@ -37,6 +39,20 @@ def check_fit(role_map: RoleMap, clip: Any, vision: VisionTower) -> None:
             f"role map of another model ({label}); the map's against this model's {'; '.join(different)}. "
             "Roles belong to the very weights they were found on: make a map for this model, or use its own."
         )
+
+
+def _check_intended(role_map: RoleMap, clip: Any) -> None:
+    """A map without a hash of its weights may still name their geometry; its use is announced."""
+    intended = role_map.parameters.get("intended")
+    if not intended:
+        return
+    here, name = identity(clip), role_map.parameters.get("backbone", "another model")
+    different = [f"{key}: {value!r} against {getattr(here, key)!r}" for key, value in intended.items()
+                 if getattr(here, key) != value]
+    if different:
+        raise ValueError(f"role map of another model ({name}); the map's against this model's {'; '.join(different)}.")
+    warnings.warn(f"role map of {name} by {role_map.method}: {role_map.parameters.get('source', 'source not stated')}. "
+                  "It names no hash of the weights, so only the geometry was compared.", stacklevel=2)
 
 
 def _shipped_map_of(clip: Any) -> RoleMap:
@@ -67,8 +83,8 @@ def resolve_config(config: DearConfig, role_map: RoleMap, vision: VisionTower, t
     text_first = config.text_first_layer
     if text_first is None:
         # At the same share of the depth as in the vision tower (the same layer where both are equally deep, as in
-        # ViT-B/16). On tiny, with half as many text layers, the same number of layers left would be the whole tower, and
-        # new classes then lost up to 30 points on some seeds (measured).
+        # ViT-B/16). On tiny, with half as many text layers, the same number of layers left would be the whole tower,
+        # and new classes then lost up to 30 points on some seeds (measured).
         text_first = first * text.layers // vision.layers
     if not 0 <= text_first < text.layers:
         raise ValueError(f"text_first_layer is {text_first}, the text tower has layers 0-{text.layers - 1}.")

@@ -37,7 +37,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_loads(tmp_path, monkeypat
     def run(folder: str, steps: str, *more: str) -> None:
         monkeypatch.setattr(sys, "argv", [
             "train_tiny_clip.py", "--work-dir", str(tmp_path / folder), "--images", "128", "--batch", "32",
-            "--steps", steps, "--evaluate-every", "2", "--processes", "1", "--output", str(tmp_path / folder / "assets"), *more])
+            "--steps", steps, "--evaluate-every", "2", "--processes", "1",
+            "--output", str(tmp_path / folder / "assets"), *more])
         train_tiny_clip.main()
 
     monkeypatch.setattr(train_tiny_clip, "rate", lambda step, **_: 1e-3)  # the real one depends on --steps

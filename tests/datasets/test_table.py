@@ -30,7 +30,16 @@ PROMPTS = {
     "ImageNetA": "a photo of a great white.",
     "ImageNetR": "a photo of a great white.",
     "Shapes": "a photo of a great white.",
+    "ShapesResampled": "a photo of a great white.",
+    "ShapesSketch": "a photo of a great white.",
+    "ShapesHard": "a photo of a great white.",
+    "ShapesRendition": "a photo of a great white.",
+    "ShapesColor": "a photo of a great white thing.",
+    "ShapesEntity": "a photo of a great white.",
+    "ShapesTexture": "a photo of a great white thing.",
+    "ShapesLocation": "a photo of a thing in the great white.",
     "Folder": "a photo of a great white.",
+    "List": "a photo of a great white.",
 }
 
 
@@ -47,7 +56,7 @@ def test_every_config_file_names_its_row(root):
         file.stem: yaml.safe_load(file.read_text(encoding="utf-8"))
         for file in (root / "configs" / "datasets").glob("*.yaml")
     }
-    assert len(files) == len(ROWS) == 17
+    assert len(files) == len(ROWS) == 26
     assert files == {row.config: {"DATASET": {"NAME": row.name}} for row in ROWS}
 
 

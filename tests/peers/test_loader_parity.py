@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 FIFTEEN = [row for row in ROWS if row.counts]
 CASES = [(shots, seed, "all") for shots in (1, 2, 4, 8, 16) for seed in (1, 2, 3)] + [
     (-1, 1, "all"), (16, 1, "base"), (16, 1, "new"), (4, 2, "base"), (4, 2, "new")]  # fmt: skip
-NAMES = ["Übertopf", "F-16A/B", "kite (bird of prey)", "american_bulldog", "polka-dotted", "2000 AM General Hummer", "x"]
+NAMES = ["Übertopf", "F-16A/B", "kite (bird of prey)", "american_bulldog", "polka-dotted", "2000 AM Hummer", "x"]
 
 
 def make_split_tree(row, root: Path, rng: random.Random) -> None:
@@ -33,7 +33,8 @@ def make_split_tree(row, root: Path, rng: random.Random) -> None:
     folder, split = root / row.folder, {}
     sizes = {"train": (20, 3, 40, 17, 16, 25, 31), "val": (6, 2, 9, 4, 5, 7, 3), "test": (5, 5, 4, 3, 6, 2, 1)}
     for part, counts in sizes.items():
-        items = [[f"class {label}/{part} {i}.jpg", label, NAMES[label]] for label, n in enumerate(counts) for i in range(n)]
+        items = [[f"class {label}/{part} {i}.jpg", label, NAMES[label]]
+                 for label, n in enumerate(counts) for i in range(n)]  # fmt: skip
         rng.shuffle(items)
         split[part] = items
         touch(folder / row.images, [path for path, _, _ in items])
@@ -64,8 +65,9 @@ def make_imagenets(root: Path, rng: random.Random) -> None:
     for folder in ("imagenet", "imagenetv2", "imagenet-sketch", "imagenet-adversarial", "imagenet-rendition"):
         (root / folder).mkdir()
         (root / folder / "classnames.txt").write_text(names, encoding="utf-8")
-    touch(root / "imagenet" / "images", [f"train/{w}/{w}_{i}.JPEG" for w in ids for i in range(3 if w > ids[9] else 20)])
-    touch(root / "imagenet" / "images", [f"val/{w}/v_{i}.JPEG" for w in ids for i in range(2)])
+    images = root / "imagenet" / "images"
+    touch(images, [f"train/{w}/{w}_{i}.JPEG" for w in ids for i in range(3 if w > ids[9] else 20)])
+    touch(images, [f"val/{w}/v_{i}.JPEG" for w in ids for i in range(2)])
     touch(root / "imagenetv2" / "imagenetv2-matched-frequency-format-val", [f"{k}/{k}.jpeg" for k in range(1000)])
     touch(root / "imagenet-sketch" / "images", [f"{w}/s.JPEG" for w in ids])
     for folder in ("imagenet-adversarial/imagenet-a", "imagenet-rendition/imagenet-r"):
@@ -86,12 +88,14 @@ def both(tmp_path_factory) -> dict:
     (work / "in.json").write_text(json.dumps(
         [{"module": row.config, "name": row.name, "root": str(root), "shots": shots, "seed": seed, "classes": classes}
          for row, (shots, seed, classes) in calls]))  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("run_loader.py")), f"{PEERS}/CoOp", f"{PEERS}/Dassl.pytorch",
-               str(work / "in.json"), str(work / "out.json")]  # fmt: skip
+    loader = str(Path(__file__).with_name("run_loader.py"))
+    command = [sys.executable, loader, f"{PEERS}/CoOp", f"{PEERS}/Dassl.pytorch", str(work / "in.json"),
+               str(work / "out.json")]  # fmt: skip
     run = subprocess.run(command, cwd=work, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     theirs = json.loads((work / "out.json").read_text())
-    return {(row.name, case): (result, ours(row.name, case, root)) for (row, case), result in zip(calls, theirs, strict=True)}
+    return {(row.name, case): (result, ours(row.name, case, root))
+            for (row, case), result in zip(calls, theirs, strict=True)}  # fmt: skip
 
 
 def ours(name: str, case: tuple[int, int, str], root: Path) -> dict:

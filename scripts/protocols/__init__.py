@@ -1,0 +1,1 @@
+"""The field's protocols as job lists over train.py, and what runs them."""

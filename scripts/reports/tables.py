@@ -1,0 +1,185 @@
+"""One table a protocol, never two protocols in one; a cell that is not there says `missing`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from reports.results import DOMAINS, ELEVEN, MISSING, ORDER, Seeds, harmonic_mean, rank, spread, values
+
+Published = Callable[..., str]  # (protocol, trainer, data set, part, value, backbone) -> "82.28 [S1], +0.10" or ""
+
+
+@dataclass
+class Table:
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+
+def tables_of(cells: dict[tuple, Seeds], *, incomplete: bool, published: Published | None = None) -> list[Table]:
+    """All tables that the results give, base to new first."""
+    found = []
+    for protocol in sorted({key[0] for key in cells}, key=lambda name: (name != "base2new", name)):
+        for backbone, shots in sorted({key[1:3] for key in cells if key[0] == protocol}, key=str):
+            part = {key[3:]: seeds for key, seeds in cells.items() if key[:3] == (protocol, backbone, shots)}
+            where = f"{backbone}, {shots} shots"
+            if protocol == "base2new" or protocol.startswith("ablation"):
+                found.append(base_to_new(part, f"{protocol}, {where}", protocol, backbone, incomplete, published))
+            elif protocol in ("xd", "dg"):
+                source = {key[3:]: seeds for key, seeds in cells.items() if key[:3] == ("source", backbone, shots)}
+                found.append(transfer(part, source, f"{protocol}, {where}", protocol, backbone, incomplete, published))
+        if protocol == "fewshot":
+            for backbone in sorted({key[1] for key in cells if key[0] == protocol}):
+                part = {key[2:]: seeds for key, seeds in cells.items() if key[:2] == (protocol, backbone)}
+                found.append(few_shot(part, f"fewshot, {backbone}", incomplete))
+    return found
+
+
+def pairs(part: dict[tuple, Seeds]) -> list[tuple[str, str]]:
+    """(data set, trainer) in the field's order."""
+    return sorted({key[1::-1] for key in part}, key=lambda p: (rank(ELEVEN, p[0]), rank(ORDER, p[1])))
+
+
+def base_to_new(part, title, protocol, backbone, incomplete, published) -> Table:  # noqa: ANN001 - see tables_of
+    head = ["data set", "trainer", "base %", "new %", "HM", "n (seeds)", "trained parameters", "run s"]
+    table, means = Table(title, head, []), {}
+    for dataset, trainer in pairs(part):
+        base, new = (part.get((trainer, dataset, half), {}) for half in ("base", "new"))
+        both, lone = sorted(base.keys() & new.keys()), sorted(base.keys() ^ new.keys())
+        if lone:
+            table.notes.append(f"{dataset} {trainer} ({title}): seed {', '.join(map(str, lone))} has only one half")
+        means.setdefault(trainer, {})[dataset] = None
+        if not both or (lone and not incomplete):
+            row = [dataset, trainer, MISSING, MISSING, MISSING, f"{len(both)}", "", ""]
+        else:
+            b, n = ([half[seed]["accuracy_pct"] for seed in both] for half in (base, new))
+            means[trainer][dataset] = pair = (statistics.mean(b), statistics.mean(n))
+            seconds = statistics.mean(base[seed]["wall_time_s"] for seed in both)
+            parameters = base[both[0]]["trainable_parameters"]
+            row = [dataset, trainer, spread(b), spread(n), f"{harmonic_mean(*pair):.2f}",
+                   f"{len(both)} ({', '.join(map(str, both))})", f"{parameters:,}", f"{seconds:.0f}"]  # fmt: skip
+        table.rows.append(row)
+        _add_published(row, published, protocol, trainer, dataset, means[trainer][dataset], backbone)
+    datasets = sorted({dataset for dataset, _ in pairs(part)})
+    if len(datasets) > 1:
+        for trainer in sorted(means, key=lambda name: rank(ORDER, name)):
+            _averages(table, trainer, [means[trainer].get(name) for name in datasets], protocol, backbone, published)
+    if published:
+        table.head += ["paper base", "paper new", "paper HM"]
+    return table
+
+
+def _averages(table: Table, trainer, found, protocol, backbone, published) -> None:  # noqa: ANN001
+    """Both ways of averaging HM; missing where a data set is."""
+    n = f"{sum(pair is not None for pair in found)} data sets"
+    if None in found:
+        rows, pair = [["average", trainer, MISSING, MISSING, MISSING, n, "", ""]], None
+    else:
+        pair = tuple(statistics.mean(values) for values in zip(*found, strict=True))
+        of_hms = statistics.mean(harmonic_mean(*one) for one in found)
+        rows = [["average, HM of averages", trainer, *(f"{v:.2f}" for v in (*pair, harmonic_mean(*pair))), n, "", ""],
+                ["average of HMs", trainer, "", "", f"{of_hms:.2f}", n, "", ""]]  # fmt: skip
+    for i, row in enumerate(rows):
+        _add_published(row, published if not i else (published and (lambda *_: "")), protocol, trainer, "Average", pair,
+                       backbone)  # fmt: skip
+    table.rows += rows
+
+
+def _add_published(row, published, protocol, trainer, dataset, pair, backbone) -> None:  # noqa: ANN001
+    if published:
+        numbers = {"base": pair and pair[0], "new": pair and pair[1], "HM": pair and harmonic_mean(*pair)}
+        row += [published(protocol, trainer, dataset, half, value, backbone) for half, value in numbers.items()]
+
+
+def transfer(part, source, title, protocol, backbone, incomplete, published) -> Table:  # noqa: ANN001
+    """One row a trainer: the source, each target, and the mean over the targets."""
+    targets = sorted({key[1] for key in part}, key=lambda name: (rank(ELEVEN, name), rank(DOMAINS, name)))
+    trained_on = sorted({key[1] for key in source})
+    table = Table(title, ["trainer", *(f"{name} (source)" for name in trained_on), *targets,
+                          f"average of {len(targets)} targets", "n (seeds)"], [])  # fmt: skip
+    for trainer in sorted({key[0] for key in part}, key=lambda name: rank(ORDER, name)):
+        cells = {target: part.get((trainer, target, "all"), {}) for target in targets}
+        seeds = sorted(set.union(*(set(cell) for cell in cells.values())))
+        short = [target for target, cell in cells.items() if set(cell) != set(seeds)]
+        if short:
+            table.notes.append(f"{trainer} ({title}): not all of the seeds {', '.join(map(str, seeds))} on "
+                               f"{', '.join(short)}")
+        shown = [MISSING if not cell or (name in short and not incomplete) else spread(values(cell))
+                 for name, cell in cells.items()]  # fmt: skip
+        whole = MISSING not in shown
+        mean = statistics.mean(statistics.mean(values(cell)) for cell in cells.values()) if whole else None
+        first = [spread(values(source[trainer, name, "all"])) if (trainer, name, "all") in source else MISSING
+                 for name in trained_on]  # fmt: skip
+        table.rows.append([trainer, *first, *shown, f"{mean:.2f}" if whole else MISSING,
+                           f"{len(seeds)} ({', '.join(map(str, seeds))})"])
+        if published:
+            line = [published(protocol, trainer, name, "all", statistics.mean(values(cell)) if cell else None, backbone)
+                    for name, cell in cells.items()]  # fmt: skip
+            if any(line):
+                average = published(protocol, trainer, "Average", "all", mean, backbone)
+                table.rows.append([f"{trainer}, paper", *("" for _ in trained_on), *line, average, ""])
+    return table
+
+
+def few_shot(part: dict[tuple, Seeds], title: str, incomplete: bool) -> Table:
+    """Keys (shots, trainer, data set, classes). One row a data set and trainer, one column a number of shots."""
+    shots = sorted({key[0] for key in part})
+    table = Table(title, ["data set", "trainer", *(f"{k} shots" for k in shots), "n"], [])
+    means: dict[str, dict[tuple[str, int], float]] = {}
+    order = pairs({key[1:]: seeds for key, seeds in part.items()})
+    for dataset, trainer in order:
+        cells = {k: part.get((k, trainer, dataset, "all"), {}) for k in shots}
+        n = {len(cell) for cell in cells.values() if cell}
+        if len(n) > 1:
+            table.notes.append(f"{dataset} {trainer} ({title}): seeds differ between the numbers of shots")
+        keep = {k: values(cell) for k, cell in cells.items() if cell and (incomplete or len(cell) == max(n))}
+        table.rows.append([dataset, trainer, *(spread(keep[k]) if k in keep else MISSING for k in shots),
+                           ", ".join(map(str, sorted(n)))])
+        means.setdefault(trainer, {}).update({(dataset, k): statistics.mean(v) for k, v in keep.items()})
+    datasets = sorted({dataset for dataset, _ in order})
+    if len(datasets) > 1:
+        for trainer, found in means.items():
+            line = [f"{statistics.mean(found[name, k] for name in datasets):.2f}"
+                    if all((name, k) in found for name in datasets) else MISSING for k in shots]  # fmt: skip
+            table.rows.append(["average", trainer, *line, f"{len(datasets)} data sets"])
+    return table
+
+
+def as_markdown(table: Table) -> str:
+    head, rows = table.head, table.rows
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
+
+    return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
+
+
+def as_csv(tables: list[Table]) -> str:
+    """All tables under each other, each line with its table's title first."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for table in tables:
+        writer.writerow(["table", *table.head])
+        writer.writerows([table.title, *row] for row in table.rows)
+    return out.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    """A booktabs tabular."""
+    def line(cells: list[str]) -> str:
+        text = " & ".join(cells)
+        for char in "%_#":
+            text = text.replace(char, f"\\{char}")
+        return text.replace("±", r"$\pm$").replace(" & ", " & ") + r" \\"
+
+    columns = "l" * 2 + "r" * (len(table.head) - 2)
+    body = "\n".join(line(row) for row in table.rows)
+    title = table.title.replace("_", r"\_")
+    return (f"% {title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{line(table.head)}\n\\midrule\n{body}\n"
+            "\\bottomrule\n\\end{tabular}")
