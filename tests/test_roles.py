@@ -99,9 +99,16 @@ def test_layers_and_heads_of_a_map_must_fit_its_model():
         RoleMap.uniform("mixed", layers=[2, 1], heads=2)
 
 
-def test_shipped_maps_load():
-    for name in shipped_map_names():
-        assert RoleMap.load(name).model is not None
+@pytest.mark.parametrize("name", shipped_map_names())
+def test_a_shipped_map_says_which_model_it_is_for(name):
+    """Maps made on the weights carry their identity; maps made from published texts carry the geometry they fit."""
+    roles = RoleMap.load(name)
+    if roles.model is None:
+        intended = roles.parameters["intended"]
+        assert roles.heads == intended["heads"]
+        assert max(roles.layers) < intended["layers"]
+    else:
+        assert roles.heads == roles.model.heads
 
 
 def test_identity_is_the_same_for_both_libraries_and_for_half():
