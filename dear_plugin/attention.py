@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear_plugin.head_groups import HeadGroups, grouped_attention
+
 # Parts of open_clip's own Attention that change what attention computes when they are switched on.
 _CHANGING_PARTS = ("ln_q", "ln_k", "ln_inner", "logit_scale", "head_scale", "bias_k", "bias_v")
 
@@ -55,20 +57,44 @@ def _refuse_unlike(attention: Any, where: str) -> None:
         )
 
 
-def masked_attention(weights: Projections, x: Tensor, allow: Tensor | None = None, *, causal: bool = False) -> Tensor:
-    """Self-attention of x [N, L, D] -> [N, L, D].
+def masked_attention(
+    weights: Projections,
+    x: Tensor,
+    allow: Tensor | HeadGroups | None = None,
+    *,
+    causal: bool = False,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Self-attention of x [N, L, D] -> [N, L, D], or [N, R, D] for `rows` only.
 
     `allow`: boolean [L, L] or [H, L, L], True where the row may read the column, the same for all N; None: all.
     `causal`: token i reads tokens 0..i; not together with `allow`.
+    `rows`: positions [R], or [N, R] (then without `allow`), whose output is wanted; keys and values are those of all.
+    `allow` as HeadGroups: the same rule by groups of heads, without a mask where all rows are wanted.
     """
     if causal and allow is not None:
         raise ValueError("masked_attention takes either allow or causal=True, not both.")
-    query, key, value = _heads(weights, x)
-    mask = None if allow is None else _broadcastable(allow, weights.heads, x.shape[1])
-    # One mask broadcast over N, never repeated by hand: tiling in the wrong order would mix samples.
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
-    out = out.transpose(1, 2).reshape(x.shape)  # [N, H, L, D/H] -> [N, L, D]
+    if isinstance(allow, HeadGroups) and rows is None:
+        out = grouped_attention(*_heads(weights, x), allow)
+    elif rows is None:
+        query, key, value = _heads(weights, x)
+        mask = None if allow is None else _broadcastable(allow, weights.heads, x.shape[1])
+        # One mask broadcast over N, never repeated by hand: tiling in the wrong order would mix samples.
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+    else:
+        query, key, value = _heads_of_rows(weights, x, rows)
+        allow = allow.mask if isinstance(allow, HeadGroups) else allow
+        mask = _mask_of_rows(allow, causal, rows, weights.heads, x.shape[1])
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    out = out.transpose(1, 2).flatten(2)  # [N, H, R, D/H] -> [N, R, D]
     return F.linear(out, weights.out_weight, weights.out_bias)
+
+
+def pick_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x [N, L, D], rows [R] or [N, R] -> [N, R, D]."""
+    if rows.dim() == 1:
+        return x.index_select(1, rows)
+    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def attention_weights(weights: Projections, x: Tensor, allow: Tensor | None = None) -> Tensor:
@@ -86,6 +112,27 @@ def _heads(weights: Projections, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     packed = F.linear(x, weights.in_weight, weights.in_bias)  # [N, L, 3D]
     query, key, value = packed.reshape(n, length, 3, weights.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
     return query, key, value
+
+
+def _heads_of_rows(weights: Projections, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query of the rows [N, H, R, D/H], key and value of all [N, H, L, D/H]."""
+    (n, length, width), heads, bias = x.shape, weights.heads, weights.in_bias
+    query = F.linear(pick_rows(x, rows), weights.in_weight[:width], None if bias is None else bias[:width])
+    packed = F.linear(x, weights.in_weight[width:], None if bias is None else bias[width:])  # [N, L, 2D]
+    key, value = packed.reshape(n, length, 2, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    return query.reshape(n, -1, heads, width // heads).transpose(1, 2), key, value
+
+
+def _mask_of_rows(allow: Tensor | None, causal: bool, rows: Tensor, heads: int, length: int) -> Tensor | None:
+    """The rows of the mask, broadcastable to [N, H, R, L]."""
+    if causal:
+        mask = torch.arange(length, device=rows.device) <= rows[..., None]  # [R, L] or [N, R, L]
+        return mask if rows.dim() == 1 else mask[:, None]
+    if allow is None:
+        return None
+    if rows.dim() != 1:
+        raise ValueError("rows that differ between samples go with causal=True or no mask, not with allow.")
+    return _broadcastable(allow, heads, length).index_select(1, rows)
 
 
 def _broadcastable(allow: Tensor, heads: int, length: int) -> Tensor:

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from dear_plugin.head_groups import HeadGroups
+from dear_plugin.speed import speed
 from dear_plugin.tokens import TokenSchedule
-from dear_plugin.towers import TextTower, VisionTower, take_positions
+from dear_plugin.towers import TextTower, VisionTower, read_plain, take_positions
 
 
 class ImageFeatures(NamedTuple):
@@ -33,7 +35,7 @@ def run_with_tokens(
     tokens: Tensor,
     schedule: TokenSchedule,
     *,
-    allow: Mapping[int, Tensor] | None = None,
+    allow: Mapping[int, Tensor | HeadGroups] | None = None,
     start: int = 0,
     stop: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -43,17 +45,52 @@ def run_with_tokens(
     sequence with tokens; a layer without an entry runs as the tower runs by itself (text: causally).
     """
     stop = tower.layers if stop is None else stop
-    first = schedule.first_layer
-    if not start <= first < stop:
-        raise ValueError(f"tokens enter at layer {first}, which is outside the layers {start}-{stop - 1} to run.")
     allow = allow or {}
-    x = tower.run(x, start, first)
-    x = schedule.enter(x, tokens)
-    for layer in range(first, stop):
-        if layer > first:
-            x = schedule.refresh(x, tokens, layer)
-        x = tower.run(x, layer, layer + 1, allow=allow.get(layer))
+    x = _up_to(tower, x, tokens, schedule, allow, start, stop - 1)
+    x = tower.run(x, stop - 1, stop, allow=allow.get(stop - 1))
     return schedule.leave(x, tokens.shape[-2])
+
+
+def read_with_tokens(
+    tower: VisionTower | TextTower,
+    x: Tensor,
+    tokens: Tensor,
+    schedule: TokenSchedule,
+    *,
+    read: int | Tensor,
+    allow: Mapping[int, Tensor | HeadGroups] | None = None,
+    start: int = 0,
+    outputs: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """As run_with_tokens to the last layer, for what is read after it: (row `read` [N, D], the tokens' [N, K, D]).
+
+    `read`: a position in x without tokens, one for all or [N]. The last layer computes nothing else (see Speed);
+    without `outputs` not the tokens either, and None stands for them.
+    """
+    allow, count, last = allow or {}, tokens.shape[-2], tower.layers - 1
+    if not speed().last_rows:
+        x, inside = run_with_tokens(tower, x, tokens, schedule, allow=allow, start=start)
+        return (x[:, read] if isinstance(read, int) else take_positions(x, read)), inside if outputs else None
+    rows = schedule.place(torch.as_tensor(read, device=x.device), count)[..., None]  # [1] or [N, 1]
+    if outputs:
+        inside = torch.arange(count, device=x.device) + schedule.start(x.shape[1])
+        rows = torch.cat([rows, inside.expand(*rows.shape[:-1], -1)], dim=-1)
+    x = _up_to(tower, x, tokens, schedule, allow, start, last)
+    x = tower.run_last(x, rows, allow=allow.get(last))
+    return x[:, 0], x[:, 1:] if outputs else None
+
+
+def _up_to(tower: VisionTower | TextTower, x: Tensor, tokens: Tensor, schedule: TokenSchedule,
+           allow: Mapping[int, Tensor | HeadGroups], start: int, layer: int) -> Tensor:
+    """x at the input of `layer`, the tokens inside."""
+    first = schedule.first_layer
+    if not start <= first <= layer:
+        raise ValueError(f"tokens enter at layer {first}, which is outside the layers {start}-{layer} to run.")
+    x = schedule.enter(tower.run(x, start, first), tokens)
+    for index in range(first, layer):
+        x = tower.run(x, index, index + 1, allow=allow.get(index))
+        x = schedule.refresh(x, tokens, index + 1)
+    return x
 
 
 def make_text_prefix(tower: TextTower, ids: Tensor, first_layer: int) -> TextPrefix:
@@ -63,15 +100,17 @@ def make_text_prefix(tower: TextTower, ids: Tensor, first_layer: int) -> TextPre
     """
     with torch.no_grad():
         end = tower.end_index(ids)
-        hidden = tower.run(tower.embed(ids[:, : int(end.max()) + 1]), 0, first_layer)
-        last = tower.run(hidden, first_layer, tower.layers)
-        return TextPrefix(hidden, end, tower.project(take_positions(last, end)))
+        if speed().truncate_text:
+            ids = ids[:, : int(end.max()) + 1]
+        hidden = tower.run(tower.embed(ids), 0, first_layer)
+        return TextPrefix(hidden, end, tower.project(read_plain(tower, hidden, end, first_layer)))
 
 
 def finish_text(tower: TextTower, prefix: TextPrefix, tokens: Tensor, schedule: TokenSchedule) -> Tensor:
     """Text features [C, E] from a prefix and tokens [K, D] that enter at the prefix's layer."""
-    x, _ = run_with_tokens(tower, prefix.hidden, tokens, schedule, start=schedule.first_layer)
-    return tower.project(take_positions(x, prefix.end))
+    first = schedule.first_layer
+    x, _ = read_with_tokens(tower, prefix.hidden, tokens, schedule, read=prefix.end, start=first, outputs=False)
+    return tower.project(x)
 
 
 def by_class_chunks(run: Callable[[TextPrefix], Tensor], prefix: TextPrefix, chunk: int | None) -> Tensor:

@@ -41,7 +41,7 @@ class TokenSchedule:
     def enter(self, x: Tensor, tokens: Tensor) -> Tensor:
         """x [N, L, D], tokens -> [N, L + K, D] (or [N, L, D] in place), before `first_layer`."""
         token = tokens if tokens.dim() == 2 else tokens[0]
-        start = self._start(x.shape[1])
+        start = self.start(x.shape[1])
         skip = token.shape[0] if self.in_place else 0
         return torch.cat([x[:, :start], _expand(token, x), x[:, start + skip :]], dim=1)
 
@@ -66,12 +66,18 @@ class TokenSchedule:
             return x, inside
         return (before if after.shape[1] == 0 else torch.cat([before, after], dim=1)), inside
 
-    def _start(self, length: int) -> int:
+    def start(self, length: int) -> int:
         """Where the tokens begin in a sequence of `length` other tokens."""
         return length if self.position is None else self.position
 
+    def place(self, index: Tensor, count: int) -> Tensor:
+        """Positions without tokens -> the same positions in the sequence with `count` tokens inside."""
+        if self.in_place or self.position is None:
+            return index
+        return torch.where(index < self.position, index, index + count)
+
     def _split(self, x: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        start = self._start(x.shape[1] - count)
+        start = self.start(x.shape[1] - count)
         return x[:, :start], x[:, start : start + count], x[:, start + count :]
 
 

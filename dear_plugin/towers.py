@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dear_plugin.attention import attention_weights, masked_attention, projections
+from dear_plugin.attention import attention_weights, masked_attention, pick_rows, projections
+from dear_plugin.head_groups import HeadGroups
 from dear_plugin.model_identity import ModelIdentity, identity
+from dear_plugin.speed import speed
 
 __all__ = ["VisionTower", "TextTower", "vision_tower", "text_tower", "text_host", "ModelIdentity", "identity"]
 
@@ -47,6 +49,8 @@ def _refuse_wrappers(clip: Any) -> None:
 class _Tower:
     """What both towers share: a row of stock blocks, called as they are or with our own mask."""
 
+    _rule: dict[str, Any] = {}  # who reads whom where no mask is given
+
     def __init__(self, transformer: Any, where: str):
         self.blocks = list(getattr(transformer, "resblocks", ()))
         if not self.blocks:
@@ -81,13 +85,26 @@ class _Tower:
 
     def _run_masked(self, x: Tensor, start: int, stop: int, **kwargs: Any) -> Tensor:
         for index in range(start, stop):
-            block = self.blocks[index]
-            weights = projections(block.attn, where=f"{self.where}, layer {index}, attn")
-            # Parts that only some hosts have: layer scale, and a norm after attention.
-            scale_1, scale_2, norm = (getattr(block, n, _same) for n in ("ls_1", "ls_2", "ln_attn"))
-            x = x + scale_1(norm(masked_attention(weights, block.ln_1(x), **kwargs)))
-            x = x + scale_2(block.mlp(block.ln_2(x)))
+            x = self._layer(index, x, **kwargs)
         return x
+
+    def _layer(self, index: int, x: Tensor, *, rows: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """One layer on x [N, L, D] -> [N, L, D], or [N, R, D] for the `rows` that are wanted."""
+        block = self.blocks[index]
+        weights = projections(block.attn, where=f"{self.where}, layer {index}, attn")
+        # Parts that only some hosts have: layer scale, and a norm after attention.
+        scale_1, scale_2, norm = (getattr(block, n, _same) for n in ("ls_1", "ls_2", "ln_attn"))
+        attended = masked_attention(weights, block.ln_1(x), rows=rows, **kwargs)
+        x = (x if rows is None else pick_rows(x, rows)) + scale_1(norm(attended))
+        return x + scale_2(block.mlp(block.ln_2(x)))
+
+    def run_last(self, x: Tensor, rows: Tensor, allow: Tensor | HeadGroups | None = None) -> Tensor:
+        """The last layer on x [N, L, D] for rows [R] or [N, R] only -> [N, R, D]; all L give keys and values.
+
+        Exact (the spec's "dead work"): what the last layer writes to other rows is never read.
+        """
+        kwargs = {"allow": allow} if allow is not None else self._rule
+        return self._layer(self.layers - 1, x, rows=rows, **kwargs)
 
     def attention(self, x: Tensor, layer: int, allow: Tensor | None = None) -> Tensor:
         """Attention probabilities [N, H, L, L] of one layer on its input x [N, L, D]."""
@@ -150,7 +167,7 @@ class VisionTower(_Tower):
         if images.dim() != 4 or tuple(images.shape[1:]) != (3, size, size):
             raise ValueError(f"images must have shape [N, 3, {size}, {size}], got {list(images.shape)}.")
 
-    def run(self, x: Tensor, start: int, stop: int, allow: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, start: int, stop: int, allow: Tensor | HeadGroups | None = None) -> Tensor:
         """Layers start..stop-1 on x [N, L, D]; without a mask these are the stock blocks, called as they are."""
         if allow is None:
             return self._run_stock(x, start, stop)
@@ -166,6 +183,8 @@ class TextTower(_Tower):
 
     layers, heads, width D, embed_dim E, context_length, blocks.
     """
+
+    _rule = {"causal": True}
 
     def __init__(self, host: Any):
         _check_text(host)
@@ -204,7 +223,9 @@ class TextTower(_Tower):
         end_id = getattr(self.host, "text_eos_id", getattr(self.host, "eos_id", None))
         return (ids == end_id).int().argmax(dim=-1)
 
-    def run(self, x: Tensor, start: int, stop: int, causal: bool = True, *, allow: Tensor | None = None) -> Tensor:
+    def run(
+        self, x: Tensor, start: int, stop: int, causal: bool = True, *, allow: Tensor | HeadGroups | None = None
+    ) -> Tensor:
         """Layers start..stop-1 on x [C, L, D].
 
         At full length the stock blocks run as they are; shorter or longer sequences run with the same causal rule.
@@ -226,9 +247,19 @@ class TextTower(_Tower):
 
     def encode_embedded(self, x: Tensor, end: Tensor) -> Tensor:
         """x [C, L, D] with positions already added, end [C] -> [C, E]; positions after the longest end are dropped."""
-        x = x[:, : int(end.max()) + 1]
-        x = self.run(x, 0, self.layers)
-        return self.project(take_positions(x, end))
+        if speed().truncate_text:
+            x = x[:, : int(end.max()) + 1]
+        return self.project(read_plain(self, x, end))
+
+
+def read_plain(tower: _Tower, x: Tensor, read: int | Tensor, start: int = 0) -> Tensor:
+    """Layers `start` to the last on x [N, L, D] without tokens -> [N, D], the row `read` (one for all, or [N])."""
+    if not speed().last_rows:
+        x = tower.run(x, start, tower.layers)
+        return x[:, read] if isinstance(read, int) else take_positions(x, read)
+    x = tower.run(x, start, tower.layers - 1)
+    rows = torch.tensor([read], device=x.device) if isinstance(read, int) else read[:, None]
+    return tower.run_last(x, rows)[:, 0]
 
 
 def take_positions(x: Tensor, index: Tensor) -> Tensor:

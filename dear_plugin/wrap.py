@@ -18,9 +18,11 @@ from dear_plugin.encoder import (
     by_class_chunks,
     finish_text,
     make_text_prefix,
+    read_with_tokens,
     run_with_tokens,
 )
 from dear_plugin.facade import RoleTransformer, RoleVisual, readable, with_inserted
+from dear_plugin.head_groups import HeadGroups, as_groups
 from dear_plugin.masks import TokenLayout, build_role_mask
 from dear_plugin.precision import (
     evaluating,
@@ -33,8 +35,9 @@ from dear_plugin.precision import (
 )
 from dear_plugin.resolve import resolve_config, resolve_roles
 from dear_plugin.roles import RoleMap
+from dear_plugin.speed import speed
 from dear_plugin.tokens import TokenSchedule
-from dear_plugin.towers import TextTower, VisionTower, text_tower, vision_tower
+from dear_plugin.towers import TextTower, VisionTower, read_plain, text_tower, vision_tower
 from dear_plugin.trainable import DearAdapter
 
 # Text tokens stand right after the start token: everything later reads them, they read only it and themselves (ours).
@@ -111,6 +114,7 @@ class RoleCLIP(nn.Module):
         self.adapter = DearAdapter(config, self.vision_tower, self.text_tower)
         self.text_cache = TextCache()
         self._enabled = True
+        self._groups: dict[int, HeadGroups] = {}
         self.vision_schedule = TokenSchedule(config.first_layer, None, "mix", config.beta)
         self.text_schedule = TokenSchedule(config.text_first_layer, TEXT_POSITION, "mix", config.beta)
         self.layout = TokenLayout(self.vision_tower.sequence_length, config.attributes)
@@ -151,8 +155,8 @@ class RoleCLIP(nn.Module):
                 return self.clip.encode_image(image.to(self.vision_tower.dtype))
         trunk = self._trunk(image, keep_graph=torch.is_grad_enabled() and image.requires_grad)
         with frozen_weights(self.clip):
-            x, _ = self._adapt(trunk, tokens)
-            return self.vision_tower.project(x[:, 0])
+            cls, _ = self._adapt(trunk, tokens)
+            return self.vision_tower.project(cls)
 
     def _trunk(self, images: Any, *, keep_graph: bool = False) -> Tensor:
         """Images -> the input of the first layer with tokens [N, 1 + P, D]; nothing learned is in it.
@@ -173,20 +177,24 @@ class RoleCLIP(nn.Module):
         The layers below the first one with tokens hold nothing learned: run once, without gradient, for both.
         """
         tokens, tower = self._vision_tokens(), self.vision_tower
-        trunk, plain = self._trunk(images), None
-        if frozen or tokens is None:
-            with evaluating(self.clip), torch.no_grad():
-                plain = tower.project(tower.run(trunk, self.config.first_layer, tower.layers)[:, 0])
         if tokens is None:
+            with evaluating(self.clip), torch.no_grad():
+                plain = tower.project(tower.run(tower.embed(images), 0, tower.layers)[:, 0])
             return ImageFeatures(plain, plain.new_zeros(len(plain), 0, plain.shape[1]), plain if frozen else None)
+        trunk, plain = self._trunk(images), None
+        if frozen:
+            with evaluating(self.clip), torch.no_grad():
+                start = self.config.first_layer if speed().reuse_trunk else 0
+                plain = tower.project(read_plain(tower, trunk if start else tower.embed(images), 0, start))
         with frozen_weights(self.clip):
-            x, outputs = self._adapt(trunk, tokens)
-            attributes = self.adapter.project_attributes(tower, outputs)
-            return ImageFeatures(tower.project(x[:, 0]), attributes, plain)
+            cls, outputs = self._adapt(trunk, tokens)
+            return ImageFeatures(tower.project(cls), self.adapter.project_attributes(tower, outputs), plain)
 
     def _adapt(self, trunk: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The trunk's output [N, 1 + P, D] and tokens [A, D] -> CLS row [N, D], the tokens' outputs [N, A, D]."""
         masks, start = self.role_masks(), self.config.first_layer
-        return run_with_tokens(self.vision_tower, trunk, tokens, self.vision_schedule, allow=masks, start=start)
+        rule = as_groups(masks, self._groups) if speed().grouped_heads else masks
+        return read_with_tokens(self.vision_tower, trunk, tokens, self.vision_schedule, read=0, allow=rule, start=start)
 
     def _vision_tokens(self) -> Tensor | None:
         return self.adapter.tokens.for_vision() if self._enabled else None

@@ -7,6 +7,7 @@ from toys import GEOMETRIES, close, one_core_head, toy_clip, toy_ids, toy_images
 
 from dear_plugin import wrap_clip_with_roles
 from dear_plugin.roles import HeadInfo, RoleMap
+from dear_plugin.speed import switched
 
 # -- equal to the stock model -----------------------------------------------------------------------------------
 
@@ -99,10 +100,13 @@ def test_a_map_of_mixed_heads_is_plain_attention(geometry):
 @torch.no_grad()
 def test_trunk_reuse_equals_the_plain_pass_bit_for_bit(geometry):
     role_clip, images = wrapped(geometry), toy_images(geometry)
+    stock = role_clip.clip.encode_image(images)
     features = role_clip.image_features(images, frozen=True)
     assert torch.equal(features.cls, role_clip.encode_image(images))
     assert torch.equal(features.attributes, role_clip.encode_image_attributes(images))
-    assert torch.equal(features.frozen_cls, role_clip.clip.encode_image(images))
+    assert close(features.frozen_cls, stock), "its last layer runs for the CLS row alone"
+    with switched(last_rows=False):
+        assert torch.equal(role_clip.image_features(images, frozen=True).frozen_cls, stock)
 
 
 @torch.no_grad()

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dear_plugin.encoder import run_with_tokens
+from dear_plugin.encoder import read_with_tokens
 from dear_plugin.tokens import TokenSchedule
-from dear_plugin.towers import TextTower, VisionTower, take_positions
+from dear_plugin.towers import TextTower, VisionTower, read_plain
 
 # Text prompts overwrite the words after the start token; vision prompts follow the patches.
 IN_TEXT = TokenSchedule(first_layer=0, position=1, then="replace", in_place=True)
@@ -68,14 +68,14 @@ def prompted_text(tower: TextTower, text: ClassSentences, prompts: Tensor) -> Te
     """Text features [C, E] with prompts [J, K, D]; the first row gets the positions of the words it stands for."""
     positions = tower.positional_embedding[1 : 1 + prompts.shape[1]].detach().to(prompts.dtype)
     rows = torch.cat([prompts[:1] + positions, prompts[1:]])
-    x, _ = run_with_tokens(tower, text.hidden, rows, IN_TEXT)
-    return tower.project(take_positions(x, text.end))
+    x, _ = read_with_tokens(tower, text.hidden, rows, IN_TEXT, read=text.end, outputs=False)
+    return tower.project(x)
 
 
 def prompted_image(tower: VisionTower, x: Tensor, prompts: Tensor | None) -> Tensor:
     """Image features [N, E] of x = tower.embed(images) with prompts [J, K, D]; the first row passes ln_pre too."""
     if prompts is None:
-        return tower.project(tower.run(x, 0, tower.layers)[:, 0])
+        return tower.project(read_plain(tower, x, 0))
     rows = torch.cat([tower.ln_pre(prompts[:1]), prompts[1:]])
-    x, _ = run_with_tokens(tower, x, rows, IN_VISION)
-    return tower.project(x[:, 0])
+    x, _ = read_with_tokens(tower, x, rows, IN_VISION, read=0, outputs=False)
+    return tower.project(x)

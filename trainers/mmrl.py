@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from dear_plugin.encoder import TextPrefix, finish_text, make_text_prefix, run_with_tokens
+from dear_plugin.encoder import TextPrefix, finish_text, make_text_prefix, read_with_tokens
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
 from dear_plugin.engine.identity import read_run
 from dear_plugin.tokens import TokenSchedule
-from dear_plugin.towers import text_tower, vision_tower
+from dear_plugin.towers import read_plain, text_tower, vision_tower
 from trainers.clip_base import ClipTrainer, activation_bytes, cosine_logits
 from trainers.published import mmrl_keys, read_published
 
@@ -146,9 +146,9 @@ class MMRL(ClipTrainer):
         """Trunk output -> features of the class token (frozen projection) and of the tokens (their own), [N, E]."""
         tower, first = self.vision_tower, self.in_vision.first_layer
         tokens = self.learner.mapped(self.learner.to_vision)
-        x, tokens = run_with_tokens(tower, x, tokens, self.in_vision, start=first)
+        x, tokens = read_with_tokens(tower, x, tokens, self.in_vision, read=0, start=first)
         mean = tower.ln_post(tokens).mean(1).to(self.learner.projection.dtype)
-        return tower.project(x[:, 0]), mean @ self.learner.projection
+        return tower.project(x), mean @ self.learner.projection
 
     def both_logits(self, image: Tensor, tokens: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         fixed = self.cfg.TRAINER.MMRL.LOGIT_SCALE
@@ -166,7 +166,7 @@ class MMRL(ClipTrainer):
         with self.precision.autocast():
             x = self.trunk(images)
             with torch.no_grad():
-                frozen = tower.project(tower.run(x, self.in_vision.first_layer, tower.layers)[:, 0])
+                frozen = tower.project(read_plain(tower, x, 0, self.in_vision.first_layer))
             image, tokens = self.image_features(x)
             text = self.class_text_features()
             of_class, of_tokens = self.both_logits(image, tokens, text)

@@ -1,0 +1,54 @@
+"""scripts/bench.py: its own correctness, not how fast anything is."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dear_plugin.towers import vision_tower
+from scripts.benching.measure import flops, matmul_rate, peak_mib
+from scripts.benching.work import Work, bench_roles, class_prompts
+
+
+def test_quick_run(root, tmp_path):
+    out = tmp_path / "bench.json"
+    command = [sys.executable, str(root / "scripts" / "bench.py"), "--quick", "--device", "cpu", "--json", str(out)]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    (result,) = json.loads(out.read_text())
+    assert result["rows"]["frozen image forward"]["ratio"] == 1.0 and result["switches"]["as shipped"]["ratio"] == 1.0
+    assert {"last_rows off", "grouped_heads on", "truncate_text off", "reuse_trunk off"} < set(result["switches"])
+    assert all(0 < row["floor_ms"] and 0 < row["peak_mib"] for row in result["rows"].values())
+    assert "DeAR training step" in shown and result["trainable_parameters"] > 0
+
+
+def test_counted_work_is_the_work_of_the_shapes():
+    a, b = torch.randn(3, 5), torch.randn(5, 7, requires_grad=True)
+    assert flops(lambda: a @ b) == 2 * 3 * 5 * 7
+    assert flops(lambda: (a @ b).sum().backward()) == 2 * 2 * 3 * 5 * 7, "backward counts: only b has a gradient"
+    q = torch.randn(1, 2, 4, 8)
+    assert flops(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)) == 2 * 2 * 2 * 4 * 4 * 8
+
+
+def test_the_stock_and_our_passes_count_the_same_work():
+    """The stock blocks run a fused operation of torch; left out of the count, their floor would be too low."""
+    work = Work("tiny", classes=3, batch=2, device=torch.device("cpu"))
+    tower, length, width = vision_tower(work.clip), 17, work.matmul_shape[1]
+    layers = 2 * tower.layers * length * (24 * width**2 + 4 * length * width)
+    assert flops(work.frozen_image) == pytest.approx(layers, rel=0.1), "plus patches and projection"
+    assert flops(work.step) > flops(work.image) > 0
+
+
+def test_rate_and_memory_are_measured():
+    assert matmul_rate((64, 64, 64), torch.device("cpu"), torch.float32) > 0
+    small = peak_mib(lambda: None, torch.device("cpu"))
+    large = peak_mib(lambda: torch.ones(64 * 2**20 // 4 * 4).sum(), torch.device("cpu"))
+    assert large >= small + 200, "256 MiB were touched"
+
+
+def test_bench_uses_every_kind_of_head_and_different_prompts():
+    roles = bench_roles(8, 4)
+    assert roles.layers == (4, 5, 6, 7)
+    assert len({str(roles.role(layer, head)) for layer in roles.layers for head in range(4)}) == 7
+    assert len(set(class_prompts(1000))) == 1000
