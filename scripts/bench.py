@@ -81,8 +81,8 @@ def bench(name: str, *, classes: int, batch: int, repeats: int, device: torch.de
 
 def show(result: dict) -> None:
     chunk = f", chunks of {result['class_chunk']}" if result["class_chunk"] else ""
-    print(f"\n{result['backbone']}: batch {result['batch']}, {result['classes']} classes{chunk}, {result['precision']}, "
-          f"{result['device']}, {result['threads']} threads, {result['trainable_parameters']:,} trainable, "
+    print(f"\n{result['backbone']}: batch {result['batch']}, {result['classes']} classes{chunk}, "
+          f"{result['precision']}, {result['device']}, {result['threads']} threads, {result['trainable_parameters']:,} trainable, "
           f"matmul {result['matmul_gflops']:,} GFLOP/s")
     print(f"{'':30}{'median ms':>10}{'min':>9}{'max':>9}{'ratio':>8}{'floor ms':>10}{'peak MiB':>10}")
     for key, value in result["rows"].items():
