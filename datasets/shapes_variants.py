@@ -101,6 +101,9 @@ def ensure_variant(root: Path, name: str) -> Path:
         except OSError:
             if not (folder / LIST_FILE).is_file():  # another process was first: its copy is the same
                 raise
+    except PermissionError as error:
+        raise PermissionError(f"{folder} cannot be written ({error.strerror}): it is drawn on first use, so run once "
+                              "with a --root that can be written, or copy the folder there") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

@@ -79,6 +79,9 @@ def test_protocols_take_the_config_made_for_them():
     assert jobs.default_cfg("MaPLe", "dtd", "base2new") == "vit_b16_c2_ep5_batch4_2ctx"
     assert jobs.default_cfg("DeAR", "shapes", "xd") == "tiny" == jobs.default_cfg("DeAR", "shapes_hard", "dg")
     assert jobs.default_cfg("MMRL", "dtd", "fewshot") == "vit_b16_few_shot"
+    assert jobs.default_cfg("MMRL", "imagenet", "fewshot") == "vit_b16_imagenet"
+    assert jobs.default_cfg("MMRL", "imagenet", "xd") == "vit_b16_cross_datasets"
+    assert jobs.default_cfg("PromptSRC", "imagenet", "fewshot") == "vit_b16_c2_ep50_batch4_4+4ctx_few_shot"
 
 
 def test_every_ablation_changes_a_setting_of_dear():
