@@ -141,3 +141,22 @@ def test_a_user_sees_which_splits_were_made_here(tmp_path, monkeypatch, capsys):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"data": {"split_generated": True}}))
     _, out, _ = run(monkeypatch, capsys, str(tmp_path))
     assert "Note: the split of EuroSAT was generated here: no number compares with it" in out
+
+
+def test_one_protocol_and_where_it_was_measured(tmp_path, monkeypatch, capsys):
+    write(tmp_path, protocol="source", accuracy=80.0)
+    write(tmp_path, dataset="ShapesHard", protocol="dg")
+    write(tmp_path, classes="base", protocol="ablation:no_reg")
+    write(tmp_path, classes="base")
+    for commit, file in zip(("a" * 40, "b" * 40), sorted((tmp_path / "dg").rglob("result.json")) + sorted(
+            (tmp_path / "source").rglob("result.json")), strict=True):  # fmt: skip
+        facts = {"git": {"commit": commit, "dirty": commit[0] == "b"}, "versions": {"torch": "9.9"}, "wall_time_s": 90}
+        file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+    code, out, _ = run(monkeypatch, capsys, str(tmp_path), "--protocol", "dg", "--markdown", str(tmp_path / "dg.md"))
+    wanted = "Measured here on: CPU, torch 9.9, commit aaaaaaa, bbbbbbb with changes, 2 runs of 3 min in all."
+    assert code == 0 and wanted in out and wanted in (tmp_path / "dg.md").read_text()
+    assert "base %" not in out and list(rows_of(out)) == ["DeAR"]
+    _, out, _ = run(monkeypatch, capsys, str(tmp_path), "--protocol", "ablation")
+    assert "base %" in out and out.count("| Shapes") == 1 and "ablation:no_reg" in out
+    code, _, error = run(monkeypatch, capsys, str(tmp_path), "--protocol", "xd")
+    assert code == 2 and f"no finished xd result below {tmp_path}" in error

@@ -241,3 +241,16 @@ def test_shell_scripts_say_how_they_are_called(script, tmp_path):
     run = subprocess.run(["bash", str(ROOT / "scripts" / "dear" / f"{script}.sh")], capture_output=True, text=True,
                          cwd=tmp_path)  # fmt: skip
     assert run.returncode == 2 and "DATASET SEED" in run.stderr
+
+
+@pytest.mark.slow
+def test_the_one_command_for_shapes_writes_its_tables(tmp_path):
+    environment = os.environ | {"PYTHON": sys.executable, "TRAINERS": "ZeroshotCLIP", "SEEDS": "1", "PROTOCOLS": "xd",
+                                "DATA": str(tmp_path / "d"), "OUTPUT": str(tmp_path / "o"), "RESULTS": str(tmp_path)}
+    (tmp_path / "d").mkdir()
+    run = subprocess.run(["bash", str(ROOT / "scripts" / "shapes_results.sh")], cwd=tmp_path, env=environment,
+                         capture_output=True, text=True)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    table = (tmp_path / "shapes_xd.md").read_text()
+    assert "# shapes, xd" in table and "seeds 1." in table and "commit " in table and "missing" not in table
+    assert "average of 4 targets" in table and table.count("| ZeroshotCLIP") == 1
