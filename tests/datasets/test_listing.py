@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -207,4 +208,5 @@ def test_a_hundred_thousand_images(monkeypatch, tmp_path, load):
     assert len(seen) == 2000 and (len(first.train_x), len(first.test)) == (80_000, 20_000)
     second = load("ImageNet", tmp_path / "data", output="")
     assert len(seen) == 2000
+    assert gc.isenabled()
     assert second.train_x == first.train_x and second.test == first.test and second.facts == first.facts
