@@ -102,7 +102,7 @@ def remarks(args: argparse.Namespace, tables: list[Table], results: list[dict], 
     if args.paper:
         from reports.published import footnotes
 
-        notes += footnotes()
+        notes += footnotes([cell for table in tables for row in table.rows for cell in row])
     generated = sorted({r["dataset"] for r in results if (r.get("data") or {}).get("split_generated")})
     if generated:
         notes.append(f"the split of {', '.join(generated)} was generated here: no number compares with it")

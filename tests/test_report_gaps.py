@@ -160,3 +160,17 @@ def test_one_protocol_and_where_it_was_measured(tmp_path, monkeypatch, capsys):
     assert "base %" in out and out.count("| Shapes") == 1 and "ablation:no_reg" in out
     code, _, error = run(monkeypatch, capsys, str(tmp_path), "--protocol", "xd")
     assert code == 2 and f"no finished xd result below {tmp_path}" in error
+
+
+def test_published_transfer_numbers_stand_below_and_a_gap_has_no_difference(tmp_path, monkeypatch, capsys):
+    for trainer in ("MaPLe", "DeAR"):
+        write(tmp_path, dataset="ImageNet", protocol="source", accuracy=71.0, trainer=trainer, backbone="ViT-B/16")
+        for name in results.TARGETS["xd", "ImageNet"]:
+            if (trainer, name) != ("MaPLe", "EuroSAT"):
+                write(tmp_path, dataset=name, protocol="xd", accuracy=67.0, trainer=trainer, backbone="ViT-B/16")
+    _, out, _ = run(monkeypatch, capsys, str(tmp_path), "--paper", "--protocol", "xd")
+    maple, dear = (rows_of(out)[f"{name}, paper"] for name in ("MaPLe", "DeAR"))
+    assert maple["ImageNet (source)"] == "70.72 [S4], here +0.28" and maple["SUN397"] == "67.01 [S2], here -0.01"
+    assert maple["EuroSAT"] == "48.06 [S2]" and maple["average of 10 targets"] == "66.30 [S2]"
+    assert dear["average of 10 targets"] == "67.60 [S8], here -0.60" and dear["EuroSAT"] == ""
+    assert "[S4] quoted from" in out and "[S1]" not in out

@@ -136,11 +136,12 @@ def transfer(part, source, title, protocol, backbone, incomplete, published) -> 
         table.rows.append([trainer, *shown.values(), f"{mean:.2f}" if whole else MISSING,
                            counted(seeds)])
         if published:
-            line = [published(protocol, trainer, name, "all", None if shown[name] == MISSING
-                              else statistics.mean(values(cells[name])), backbone) for name in targets]  # fmt: skip
+            line = [published("source" if name in trained_on else protocol, trainer, name, "all",
+                              None if text == MISSING else statistics.mean(values(cells[name])), backbone)
+                    for name, text in shown.items()]  # fmt: skip
+            line.append(published(protocol, trainer, "Average", "all", mean, backbone))
             if any(line):
-                average = published(protocol, trainer, "Average", "all", mean, backbone)
-                table.rows.append([f"{trainer}, paper", *("" for _ in trained_on), *line, average, ""])
+                table.rows.append([f"{trainer}, paper", *line, ""])
     return table
 
 
