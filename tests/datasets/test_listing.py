@@ -191,12 +191,12 @@ def test_a_flat_folder_is_kept_under_one_name(kept, monkeypatch, tmp_path):
     assert len(seen) == 1
 
 
-def test_a_hundred_thousand_images(monkeypatch, tmp_path, load):
-    """ImageNet's layout with 1,000 classes; the second start reads no class folder and gives the same data set."""
-    monkeypatch.setenv("DEAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(listing, "SETTLED_S", -3600.0)
+@pytest.mark.parametrize("classes", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_hundred_images_in_each_class(classes, kept, monkeypatch, tmp_path, load):
+    """ImageNet's layout, 10,000 and 100,000 images; the second start reads no class folder."""
+    monkeypatch.setattr(listing, "MIN_IMAGES", 2_000)
     images = tmp_path / "data" / "imagenet" / "images"
-    names = [f"n{label:08d}" for label in range(1000)]
+    names = [f"n{label:08d}" for label in range(classes)]
     for part, count in (("train", 80), ("val", 20)):
         for name in names:
             (images / part / name).mkdir(parents=True)
@@ -205,8 +205,8 @@ def test_a_hundred_thousand_images(monkeypatch, tmp_path, load):
     (images.parent / "classnames.txt").write_text("".join(f"{name} thing {i}\n" for i, name in enumerate(names)))
     seen = read_folders(monkeypatch)
     first = load("ImageNet", tmp_path / "data", output="")
-    assert len(seen) == 2000 and (len(first.train_x), len(first.test)) == (80_000, 20_000)
+    assert len(seen) == 2 * classes and (len(first.train_x), len(first.test)) == (80 * classes, 20 * classes)
     second = load("ImageNet", tmp_path / "data", output="")
-    assert len(seen) == 2000
+    assert len(seen) == 2 * classes
     assert gc.isenabled()
     assert second.train_x == first.train_x and second.test == first.test and second.facts == first.facts
