@@ -5,8 +5,10 @@ import random
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import default_collate
 
 from dear_plugin.engine import DataManager, DatasetBase, Datum, build_transform
+from dear_plugin.engine.data import collate
 from dear_plugin.engine.images import BrokenImageError, check_images, is_broken, missing_files, read_image
 from dear_plugin.engine.registry import Registry, build_dataset, build_trainer, closest
 from dear_plugin.engine.samplers import build_sampler
@@ -246,3 +248,17 @@ def test_missing_files(count, tmp_path):
     gone = {str(tmp_path / "a" / name) for name in ("folder.png", "dangling.png", "none.png")}
     gone |= {str(tmp_path / "b" / f"{i}.png") for i in range(count)}
     assert missing_files([*there, *gone]) == gone
+
+
+def test_batches_are_torchs_own_with_the_numbers_in_one_storage():
+    items = [
+        {"img": torch.full((2,), float(i)), "label": i, "impath": str(i), "domain": 0, "index": 7 * i, "flag": i > 1}
+        for i in range(3)
+    ]
+    ours, torchs = collate(items), default_collate(items)
+    assert ours.keys() == torchs.keys() and ours["impath"] == torchs["impath"]
+    for name in ("img", "label", "domain", "index", "flag"):
+        assert ours[name].dtype == torchs[name].dtype and torch.equal(ours[name], torchs[name])
+    storages = {ours[name].untyped_storage().data_ptr() for name in ("label", "domain", "index")}
+    assert len(storages) == 1
+    assert torch.equal(collate([torch.ones(2), torch.zeros(2)]), torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
