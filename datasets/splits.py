@@ -87,9 +87,12 @@ def some(names: Iterable[Any]) -> str:
 def write_json(path: Path, content: dict[str, Any], *, indent: int | None = None) -> None:
     """Write in one step: another process sees the old file or the new one, never a half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(3).hex()}.partial")  # machines may share a folder
+    try:
+        partial.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> Any:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if sys.path[0] != str(ROOT):  # first, because Hugging Face's package is called datasets too
     sys.path.insert(0, str(ROOT))
 
-from datasets.row import Row, Source  # noqa: E402
+from datasets.row import COOP_DATA_PAGE, Row, Source  # noqa: E402
 from datasets.splits import check_labels, lines_hash, missing_images, some  # noqa: E402
 from datasets.table import ROWS  # noqa: E402
 
@@ -80,11 +80,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     findings = [check(row, root) for row in FIFTEEN if not args.dataset or row.config in args.dataset]
     print(as_table(findings))
-    for finding in findings:
-        for problem in finding.problems if finding.state == "wrong" else ():
-            print(f"\n{finding.row.name}: {problem}")
-    complete = sum(finding.state == "complete" for finding in findings)
-    print(f"\n{complete} of {len(findings)} complete")
+    wrong = [finding for finding in findings if finding.state == "wrong"]
+    print("\n" * bool(wrong), *(f"{f.row.name}: {'; '.join(f.problems)}\n" for f in wrong), sep="", end="")
+    complete, absent = (sum(f.state == state for f in findings) for state in ("complete", "absent"))
+    get = f"; {absent} absent, where to get them: {COOP_DATA_PAGE}" if absent else ""
+    print(f"\n{complete} of {len(findings)} complete{get}")
     return 0 if complete == len(findings) else 1
 
 

@@ -115,6 +115,7 @@ class Runner:
             self.running[job.folder] = (job, self.launcher.start(job, resume=self.resume), time.time())
 
     def collect(self) -> None:
+        """What has ended: by its result, by the sentence it left, or killed, which leaves neither."""
         for folder, (job, handle, started) in list(self.running.items()):
             code = handle.poll()
             if code is None:
@@ -128,7 +129,9 @@ class Runner:
             elif read_status(Path(folder)).get("state") == "failed":
                 self.end(job, f"failed: {last_error(Path(folder))}")
             else:
-                self.end(job, f"failed: its process ended with code {code} before it could say why")
+                log = f" (see {handle.log})" if handle.log else ""
+                self.end(job, f"killed: its process ended with code {code} before it could say why{log}; --resume "
+                              "continues it")  # fmt: skip
 
     def end(self, job: Job, outcome: str) -> None:
         self.ended[job.folder] = outcome

@@ -211,6 +211,9 @@ def one_sentence(error: Exception) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):  # a console of few characters shows the others as \\u...; files are UTF-8
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     args = parse_arguments(arguments)
     from dear_plugin.engine.system import close_logger, log_only
 

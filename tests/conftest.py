@@ -29,6 +29,12 @@ def few_threads() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Listings of generated trees do not go to the user's cache folder, in sub-processes neither."""
+    os.environ["DEAR_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def root() -> Path:
     return ROOT

@@ -37,7 +37,7 @@ def test_complete_wrong_and_absent(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "EuroSAT: 7 of 27,000 images are not in" in out and "River/test0.jpg" in out and "and 2 more" in out
     assert "DescribableTextures: split_zhou_DescribableTextures.json not found in" in out
-    assert out.count(" absent ") == 13 and "0 of 15 complete" in out
+    assert out.count(" absent ") == 13 and "0 of 15 complete; 13 absent, where to get them: https" in out
 
 
 def test_a_wrong_root_is_one_sentence(tmp_path, capsys):

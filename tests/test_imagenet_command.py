@@ -26,7 +26,11 @@ def weights(tmp_path_factory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module", params=["sorted", "flat"])
+TRAINERS = ("", "MaPLe", "CoOp", "ZeroshotCLIP", "CoCoOp", "PromptSRC", "MMRL")  # "": no --trainer, which is DeAR
+CASES = [("sorted", trainer) for trainer in TRAINERS] + [("flat", trainer) for trainer in TRAINERS[:4]]
+
+
+@pytest.fixture(scope="module")
 def data(request, tmp_path_factory) -> Path:
     """20 classes with 3 train and 2 val images; a flat val has its ids in val_wnids.txt."""
     root = tmp_path_factory.mktemp(request.param) / "my data ä"
@@ -47,10 +51,9 @@ def data(request, tmp_path_factory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("trainer", [(), ("--trainer", "MaPLe"), ("--trainer", "CoOp"), ("--trainer", "ZeroshotCLIP")],
-                         ids=lambda words: words[-1] if words else "default")  # fmt: skip
-def test_base_then_new(trainer, data, weights, tmp_path):
-    name = trainer[-1] if trainer else "DeAR"
+@pytest.mark.parametrize(("data", "name"), CASES, indirect=["data"])
+def test_base_then_new(name, data, weights, tmp_path):
+    trainer, name = ("--trainer", name) if name else (), name or "DeAR"
     environment = os.environ | {"DATA": str(data), "PYTHON": sys.executable}
     short = ["--shots", "1", "--backbone", str(weights), "OPTIM.MAX_EPOCH", "1", "DATALOADER.NUM_WORKERS", "1",
              "DATALOADER.TRAIN_X.BATCH_SIZE", "4"]  # fmt: skip

@@ -56,9 +56,10 @@ def test_protocols_have_tables_of_their_own(tmp_path, monkeypatch, capsys):
         write(tmp_path, classes=classes)
         write(tmp_path, classes=classes, protocol="ablation:beta_0")
     write(tmp_path, protocol="source", accuracy=80.0)
-    for target, accuracy in (("ShapesColor", 40.0), ("ShapesEntity", 60.0)):
+    targets = {"ShapesColor": 40.0, "ShapesEntity": 60.0, "ShapesTexture": 70.0, "ShapesLocation": 30.0}
+    for target, accuracy in targets.items():
         write(tmp_path, dataset=target, protocol="xd", accuracy=accuracy)
-    for domain in ("ShapesHard", "ShapesSketch"):
+    for domain in ("ShapesHard", "ShapesSketch"):  # two of the four domains
         write(tmp_path, dataset=domain, protocol="dg", accuracy=30.0)
     for shots, accuracy in ((1, 20.0), (4, 40.0)):
         for seed in (1, 2):
@@ -69,10 +70,10 @@ def test_protocols_have_tables_of_their_own(tmp_path, monkeypatch, capsys):
     for title in ("base2new, tiny, 16 shots", "ablation:beta_0, tiny, 16 shots", "xd, tiny, 16 shots", "fewshot, tiny"):
         assert f"\n{title}\n" in out, out
     assert cells(next(line for line in out.splitlines() if line.startswith("| DeAR"))) == [
-        "DeAR", "80.00", "30.00", "30.00", "30.00", "1 (1)"]  # fmt: skip
+        "DeAR", "80.00", "missing", "30.00", "30.00", "missing", "missing", "1 (1)"]  # fmt: skip
     assert "21.50 ± 0.71" in out and "41.50 ± 0.71" in out
     lines = list(csv.reader((tmp_path / "csv").read_text().splitlines()))
-    assert ["xd, tiny, 16 shots", "DeAR", "80.00", "40.00", "60.00", "50.00", "1 (1)"] in lines
+    assert ["xd, tiny, 16 shots", "DeAR", "80.00", "40.00", "60.00", "70.00", "30.00", "50.00", "1 (1)"] in lines
     latex = (tmp_path / "latex").read_text()
     assert latex.count("\\begin{tabular}") == 5 and r"21.50 $\pm$ 0.71" in latex and r"base \%" in latex
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
@@ -137,5 +138,6 @@ def test_compare_of_other_images_is_refused(tmp_path, monkeypatch, capsys):
 
 
 def test_latex_escapes():
-    table = tables.Table("a_b", ["x %"], [["1 ± 2"]])
-    assert r"% a\_b" in tables.as_latex(table) and r"1 $\pm$ 2" in tables.as_latex(table)
+    table = tables.Table("a_b", ["x %"], [["1 ± 2"], ["cup & saucer"]])
+    latex = tables.as_latex(table)
+    assert r"% a\_b" in latex and r"1 $\pm$ 2" in latex and r"x \%" in latex and r"cup \& saucer \\" in latex

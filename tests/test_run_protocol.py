@@ -79,6 +79,9 @@ def test_protocols_take_the_config_made_for_them():
     assert jobs.default_cfg("MaPLe", "dtd", "base2new") == "vit_b16_c2_ep5_batch4_2ctx"
     assert jobs.default_cfg("DeAR", "shapes", "xd") == "tiny" == jobs.default_cfg("DeAR", "shapes_hard", "dg")
     assert jobs.default_cfg("MMRL", "dtd", "fewshot") == "vit_b16_few_shot"
+    assert jobs.default_cfg("MMRL", "imagenet", "fewshot") == "vit_b16_imagenet"
+    assert jobs.default_cfg("MMRL", "imagenet", "xd") == "vit_b16_cross_datasets"
+    assert jobs.default_cfg("PromptSRC", "imagenet", "fewshot") == "vit_b16_c2_ep50_batch4_4+4ctx_few_shot"
 
 
 def test_every_ablation_changes_a_setting_of_dear():
@@ -167,12 +170,64 @@ def test_two_calls_on_one_output_share_the_work(pictures, tmp_path):
     assert logs == [1, 1]  # each job ran once
 
 
+SUBMITIT = ("--launcher", "slurm", "--cluster", "local", "--slurm", "timeout_min=5")
+NOT_THERE = "submitit is not installed (optional, for --launcher slurm)"
+
+
+def kill_when_training(out: Path) -> Path:
+    """kill -9 of the process that has finished an epoch of a training below `out`; its folder."""
+    wait_for(lambda: list(out.rglob("resume_state.pt")), seconds=200)
+    folder = next(out.rglob("resume_state.pt")).parent
+    os.kill(json.loads((folder / "job.json").read_text())["pid"], signal.SIGKILL)
+    return folder
+
+
 @pytest.mark.slow
-def test_submitit_local_executor(pictures, tmp_path, capsys):
-    pytest.importorskip("submitit", reason="submitit is not installed (optional, for --launcher slurm)")
-    flags = ("--launcher", "slurm", "--cluster", "local", "--slurm", "timeout_min=5", "--jobs", "2")
-    assert run_protocol.main(call(pictures, tmp_path / "out", *flags)) == 0
-    assert "2 of 2 finished" in capsys.readouterr().out and len(results(tmp_path / "out")) == 2
+def test_submitit_tells_finished_failed_and_killed_apart_and_goes_on(pictures, tmp_path, capsys):
+    """On submitit's local executor: zero-shot finishes, a training is killed with -9, another has a wrong setting."""
+    pytest.importorskip("submitit", reason=NOT_THERE)
+    out, epochs = tmp_path / "out", ("--set", "OPTIM.MAX_EPOCH", "60")
+    arguments = call(pictures, out, *SUBMITIT, "--jobs", "2", *epochs, trainer=("ZeroshotCLIP", "DeAR"))
+    process = start(arguments)
+    killed = kill_when_training(out)
+    said = process.communicate(timeout=400)[0]
+    assert process.returncode == 1 and "2 of 4 finished" in said, said
+    assert "killed: its process ended with code 1 before it could say why (see " in said
+    assert "not run: the training in base2new/train_base/folder" in said
+    states = {path.parent.parent.parent.name: state.state_of(path.parent) for path in out.rglob("job.json")}
+    assert state.state_of(killed) == "interrupted" and states == {"ZeroshotCLIP": "finished", "DeAR": "interrupted"}
+    wrong = call(pictures, tmp_path / "wrong", *SUBMITIT, "--set", "TRAINER.DEAR.BETA", "1.5", trainer=("DeAR",))
+    assert run_protocol.main(wrong) == 1
+    assert "failed: error: beta must lie in [0, 1], got 1.5" in capsys.readouterr().out
+    assert [state.state_of(path.parent) for path in (tmp_path / "wrong").rglob("job.json")] == ["failed"]
+    assert run_protocol.main([*arguments, "--resume"]) == 0
+    assert "4 jobs, 2 finished before, 2 to do" in capsys.readouterr().out and len(results(out)) == 4
+
+
+@pytest.mark.slow
+def test_a_run_outlives_submitits_own_process(pictures, tmp_path):
+    """kill -9 of submitit's process leaves the run as an orphan: it is waited for, and counts as finished."""
+    pytest.importorskip("submitit", reason=NOT_THERE)
+    process = start(call(pictures, tmp_path, *SUBMITIT, "--set", "OPTIM.MAX_EPOCH", "20", trainer=("DeAR",)))
+    wait_for(lambda: list(tmp_path.rglob("resume_state.pt")), seconds=200)
+    pid = json.loads(next(tmp_path.rglob("job.json")).read_text())["pid"]
+    os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    said = process.communicate(timeout=400)[0]
+    assert process.returncode == 0 and "2 of 2 finished" in said, said
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--slurm", "slurm_partion=gpu", "--cluster", "local"), "--slurm: Unknown argument 'partion' for executor"),
+        (("--slurm", "timeout_min=long", "--cluster", "local"), '--slurm: Parameter "timeout_min" expected type'),
+        (("--cluster", "lokal"), "doesn't know any executor named lokal Without a cluster take --launcher local"),
+    ],
+)
+def test_what_submitit_refuses_is_one_sentence(flags, sentence, pictures, tmp_path, capsys):
+    pytest.importorskip("submitit", reason=NOT_THERE)
+    assert run_protocol.main(call(pictures, tmp_path, "--launcher", "slurm", *flags)) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_slurm_without_submitit_is_one_sentence(monkeypatch, tmp_path):
@@ -186,3 +241,16 @@ def test_shell_scripts_say_how_they_are_called(script, tmp_path):
     run = subprocess.run(["bash", str(ROOT / "scripts" / "dear" / f"{script}.sh")], capture_output=True, text=True,
                          cwd=tmp_path)  # fmt: skip
     assert run.returncode == 2 and "DATASET SEED" in run.stderr
+
+
+@pytest.mark.slow
+def test_the_one_command_for_shapes_writes_its_tables(tmp_path):
+    environment = os.environ | {"PYTHON": sys.executable, "TRAINERS": "ZeroshotCLIP", "SEEDS": "1", "PROTOCOLS": "xd",
+                                "DATA": str(tmp_path / "d"), "OUTPUT": str(tmp_path / "o"), "RESULTS": str(tmp_path)}
+    (tmp_path / "d").mkdir()
+    run = subprocess.run(["bash", str(ROOT / "scripts" / "shapes_results.sh")], cwd=tmp_path, env=environment,
+                         capture_output=True, text=True)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    table = (tmp_path / "shapes_xd.md").read_text()
+    assert "# shapes, xd" in table and "seeds 1." in table and "commit " in table and "missing" not in table
+    assert "average of 4 targets" in table and table.count("| ZeroshotCLIP") == 1

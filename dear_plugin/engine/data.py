@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torchvision.transforms as T
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dear_plugin.engine.config import has_key
 from dear_plugin.engine.images import check_images, read_image
@@ -132,6 +132,17 @@ class DatasetWrapper(Dataset):
         return views[0] if len(views) == 1 else views
 
 
+def collate(items: list[Any]) -> Any:
+    """torch's own, but whole numbers of a dict share one tensor, since a worker sends each storage by itself."""
+    first = items[0]
+    names = [name for name, value in first.items() if type(value) is int] if isinstance(first, dict) else []
+    if not names:
+        return default_collate(items)
+    rest = default_collate([{name: value for name, value in item.items() if name not in names} for item in items])
+    numbers = torch.tensor([[item[name] for item in items] for name in names])
+    return rest | dict(zip(names, numbers, strict=True))
+
+
 def build_data_loader(
     cfg: Any,
     source: Sequence[Datum],
@@ -154,6 +165,7 @@ def build_data_loader(
         batch_size=loader_cfg.BATCH_SIZE,
         sampler=sampler,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
+        collate_fn=collate,
         drop_last=is_train and len(source) >= loader_cfg.BATCH_SIZE,
         pin_memory=torch.cuda.is_available() and cfg.USE_CUDA,
     )

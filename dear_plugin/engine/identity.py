@@ -84,8 +84,9 @@ def inspect_folder(cfg: Any, kind: str) -> Folder:
             f"{path} belongs to another run: {differences(run, cfg, kind)}. Give another --output-dir, or remove "
             "the folder"
         )
-    if (path / RESULT_FILE).is_file():
-        return Folder(path, "finished", _read_json(path / RESULT_FILE))
+    result = read_result(path)
+    if result is not None:
+        return Folder(path, "finished", result)
     return Folder(path, "interrupted" if (path / STATE_FILE).is_file() else "restart")
 
 
@@ -94,6 +95,9 @@ def claim_folder(cfg: Any, kind: str) -> Folder:
     folder = inspect_folder(cfg, kind)
     if folder.status == "finished":
         return folder
+    if (folder.path / RESULT_FILE).is_file():
+        broken = (folder.path / RESULT_FILE).replace(folder.path / f"{RESULT_FILE}.broken")
+        print(f"Note: the result in {folder.path} was cut off (now {broken.name}): running again")
     if folder.status == "interrupted" and not cfg.RESUME:
         raise ValueError(
             f"{folder.path} holds an interrupted run of the same settings: add --resume to continue it, or remove "
@@ -103,6 +107,14 @@ def claim_folder(cfg: Any, kind: str) -> Folder:
         record = {"schema": SCHEMA, "identity": identity_of(cfg, kind), "config": dict(flatten(cfg)), "started": now()}
         write_json_atomically(folder.path / RUN_FILE, record)
     return folder
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """The finished run's result; None where there is none, or where the file is cut off."""
+    try:
+        return _read_json(path / RESULT_FILE)
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def read_run(path: Path) -> dict[str, Any] | None:

@@ -22,6 +22,9 @@ cfg_for() { # PROTOCOL: the config that a method has for it, e.g. *_cross_datase
   local kind=
   case $1 in xd | dg | source) kind=cross_datasets ;; fewshot) kind=few_shot ;; esac
   case $DATASET in shapes*) kind= ;; esac
+  if [ "$kind$DATASET" = few_shotimagenet ] && [ -f "configs/trainers/$TRAINER/vit_b16_imagenet.yaml" ]; then
+    kind=  # as MMRL's few-shot script: on ImageNet its config for ImageNet
+  fi
   if [ -n "$kind" ]; then
     for file in "configs/trainers/$TRAINER/"*"_$kind.yaml"; do
       if [ -f "$file" ]; then basename "$file" .yaml; return; fi

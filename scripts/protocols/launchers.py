@@ -51,6 +51,8 @@ class LocalHandle:
             self.on_end = None
         return code
 
+    log = ""  # the job's own console.log has everything
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
@@ -66,8 +68,14 @@ class SubmititLauncher:
         import submitit
 
         self.submitit = submitit
-        self.executor = submitit.AutoExecutor(folder=folder, cluster=cluster or "slurm")
-        self.executor.update_parameters(**({"timeout_min": 24 * 60} | (parameters or {})))
+        try:
+            self.executor = submitit.AutoExecutor(folder=folder, cluster=cluster or "slurm")
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"--launcher slurm: {error} Without a cluster take --launcher local") from error
+        try:
+            self.executor.update_parameters(**({"timeout_min": 24 * 60} | (parameters or {})))
+        except (NameError, AssertionError, ValueError) as error:
+            raise ValueError(f"--slurm: {' '.join(str(error).split())}") from error
 
     def start(self, job: Job, *, resume: bool) -> SubmititHandle:
         call = self.submitit.helpers.CommandFunction(command(job, resume=resume), verbose=False, cwd=ROOT)
@@ -75,13 +83,20 @@ class SubmititLauncher:
 
 
 class SubmititHandle:
+    """The folder decides, not submitit: who kills submitit's process leaves the run itself alive for a while."""
+
     def __init__(self, job, folder: Path) -> None:
         self.job, self.folder = job, folder
 
     def poll(self) -> int | None:
-        if not self.job.done():
-            return None
-        return 0 if state_of(self.folder) == "finished" else 1
+        """None while submitit has the job or a process works in its folder; else 0 if it left a result, or 1."""
+        state = state_of(self.folder) if self.job.done() else "running"
+        return None if state == "running" else int(state != "finished")
 
     def stop(self) -> None:
         self.job.cancel()
+
+    @property
+    def log(self) -> str:
+        """Where the launcher's own output is, for a job that left no word."""
+        return str(self.job.paths.stderr)

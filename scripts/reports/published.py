@@ -12,6 +12,7 @@ SOURCES = {
     "S1": "zhengli97/PromptKD images/exp_results.png (base to new, 16 shots)",
     "S2": "zhengli97/PromptKD images/exp_results2.png (cross-dataset)",
     "S3": "zhengli97/PromptKD docs/PromptKD_chinese_version.pdf, table 9 (domain generalisation)",
+    "S4": "zhengli97/ATPrompt images/exp_results2.png (accuracy on the source, 16 shots)",
     "S8": "published summaries of the DeAR paper (the paper's number)",
 }
 
@@ -36,5 +37,7 @@ def beside(protocol: str, trainer: str, dataset: str, part: str, value: float | 
     return text if value is None or backbone != BACKBONE else f"{text}, here {value - found[0]:+.2f}"
 
 
-def footnotes() -> list[str]:
-    return [f"[{mark}] quoted from {text}; {BACKBONE}" for mark, text in SOURCES.items()]
+def footnotes(shown: list[str]) -> list[str]:
+    """The sources whose marks are in the cells `shown`."""
+    return [f"[{mark}] quoted from {text}; {BACKBONE}" for mark, text in SOURCES.items()
+            if any(f"[{mark}]" in cell for cell in shown)]  # fmt: skip

@@ -12,6 +12,13 @@ DOMAINS = ("ImageNetV2", "ImageNetSketch", "ImageNetA", "ImageNetR", "ShapesResa
            "ShapesRendition")  # fmt: skip
 ELEVEN = ("ImageNet", "Caltech101", "OxfordPets", "StanfordCars", "OxfordFlowers", "Food101", "FGVCAircraft", "SUN397",
           "DescribableTextures", "EuroSAT", "UCF101")  # fmt: skip
+SHAPES_TARGETS = ("ShapesColor", "ShapesEntity", "ShapesTexture", "ShapesLocation")
+TARGETS = {  # (protocol, family) -> every target of it, in the order of the columns
+    ("xd", "ImageNet"): ELEVEN[1:],
+    ("dg", "ImageNet"): DOMAINS[:4],
+    ("xd", "Shapes"): SHAPES_TARGETS,
+    ("dg", "Shapes"): DOMAINS[4:],
+}
 Seeds = dict[int, dict]  # seed -> result
 MISSING = "missing"
 
@@ -61,6 +68,13 @@ def sort_results(results: list[dict]) -> dict[tuple, Seeds]:
                              "holds one of them")
         cells[key][result["seed"]] = result
     return cells
+
+
+def family_of(dataset: str) -> str:
+    """Which source a transfer data set belongs to: "ImageNet", "Shapes", or "" for one of the user's own."""
+    if dataset in ELEVEN or dataset in DOMAINS[:4]:
+        return "ImageNet"
+    return "Shapes" if dataset.startswith("Shapes") else ""
 
 
 def rank(names: tuple[str, ...], name: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from reports.results import DOMAINS, ELEVEN, MISSING, ORDER, Seeds, harmonic_mean, rank, spread, values
+from reports.results import ELEVEN, MISSING, ORDER, TARGETS, Seeds, family_of, harmonic_mean, rank, spread, values
 
 Published = Callable[..., str]  # (protocol, trainer, data set, part, value, backbone) -> "82.28 [S1], +0.10" or ""
 
@@ -32,7 +32,11 @@ def tables_of(cells: dict[tuple, Seeds], *, incomplete: bool, published: Publish
                 found.append(base_to_new(part, f"{protocol}, {where}", protocol, backbone, incomplete, published))
             elif protocol in ("xd", "dg"):
                 source = {key[3:]: seeds for key, seeds in cells.items() if key[:3] == ("source", backbone, shots)}
-                found.append(transfer(part, source, f"{protocol}, {where}", protocol, backbone, incomplete, published))
+                for family in sorted({family_of(key[1]) for key in part}):
+                    mine, trained = ({key: seeds for key, seeds in some.items() if family_of(key[1]) == family}
+                                     for some in (part, source))  # fmt: skip
+                    found.append(transfer(mine, trained, f"{protocol}, {where}", protocol, backbone, incomplete,
+                                          published))  # fmt: skip
         if protocol == "fewshot":
             for backbone in sorted({key[1] for key in cells if key[0] == protocol}):
                 part = {key[2:]: seeds for key, seeds in cells.items() if key[:2] == (protocol, backbone)}
@@ -41,8 +45,22 @@ def tables_of(cells: dict[tuple, Seeds], *, incomplete: bool, published: Publish
 
 
 def pairs(part: dict[tuple, Seeds]) -> list[tuple[str, str]]:
-    """(data set, trainer) in the field's order."""
-    return sorted({key[1::-1] for key in part}, key=lambda p: (rank(ELEVEN, p[0]), rank(ORDER, p[1])))
+    """Every data set with every trainer, in the field's order, so that what was not run has a row too."""
+    datasets, trainers = (sorted({key[i] for key in part}, key=lambda name: rank(names, name))
+                          for i, names in ((1, ELEVEN), (0, ORDER)))  # fmt: skip
+    return [(dataset, trainer) for dataset in datasets for trainer in trainers]
+
+
+def counted(seeds: list[int]) -> str:
+    """ "3 (1, 2, 3)" """
+    return f"{len(seeds)} ({', '.join(map(str, seeds))})" if seeds else "0"
+
+
+def cell_text(cell: Seeds, seeds: list[int], incomplete: bool) -> str:
+    """Mean and deviation; missing unless the cell has all of the row's seeds, or, if told so, with its own n."""
+    if cell and set(cell) == set(seeds):
+        return spread(values(cell))
+    return f"{spread(values(cell))} (n={len(cell)})" if cell and incomplete else MISSING
 
 
 def base_to_new(part, title, protocol, backbone, incomplete, published) -> Table:  # noqa: ANN001 - see tables_of
@@ -55,14 +73,14 @@ def base_to_new(part, title, protocol, backbone, incomplete, published) -> Table
             table.notes.append(f"{dataset} {trainer} ({title}): seed {', '.join(map(str, lone))} has only one half")
         means.setdefault(trainer, {})[dataset] = None
         if not both or (lone and not incomplete):
-            row = [dataset, trainer, MISSING, MISSING, MISSING, f"{len(both)}", "", ""]
+            row = [dataset, trainer, MISSING, MISSING, MISSING, str(len(both)), "", ""]
         else:
             b, n = ([half[seed]["accuracy_pct"] for seed in both] for half in (base, new))
             means[trainer][dataset] = pair = (statistics.mean(b), statistics.mean(n))
             seconds = statistics.mean(base[seed]["wall_time_s"] for seed in both)
             parameters = base[both[0]]["trainable_parameters"]
             row = [dataset, trainer, spread(b), spread(n), f"{harmonic_mean(*pair):.2f}",
-                   f"{len(both)} ({', '.join(map(str, both))})", f"{parameters:,}", f"{seconds:.0f}"]  # fmt: skip
+                   counted(both), f"{parameters:,}", f"{seconds:.0f}"]  # fmt: skip
         table.rows.append(row)
         _add_published(row, published, protocol, trainer, dataset, means[trainer][dataset], backbone)
     datasets = sorted({dataset for dataset, _ in pairs(part)})
@@ -97,49 +115,50 @@ def _add_published(row, published, protocol, trainer, dataset, pair, backbone) -
 
 
 def transfer(part, source, title, protocol, backbone, incomplete, published) -> Table:  # noqa: ANN001
-    """One row a trainer: the source, each target, and the mean over the targets."""
-    targets = sorted({key[1] for key in part}, key=lambda name: (rank(ELEVEN, name), rank(DOMAINS, name)))
-    trained_on = sorted({key[1] for key in source})
+    """One row a trainer: the source, each target, and the mean over the targets; no target is left out of the head."""
+    family = family_of(next(iter(part))[1])
+    known = TARGETS.get((protocol, family), ())
+    targets = [*known, *sorted({key[1] for key in part} - set(known))]
+    trained_on = sorted({key[1] for key in source}) or [family] * bool(family)
     table = Table(title, ["trainer", *(f"{name} (source)" for name in trained_on), *targets,
                           f"average of {len(targets)} targets", "n (seeds)"], [])  # fmt: skip
-    for trainer in sorted({key[0] for key in part}, key=lambda name: rank(ORDER, name)):
-        cells = {target: part.get((trainer, target, "all"), {}) for target in targets}
-        seeds = sorted(set.union(*(set(cell) for cell in cells.values())))
-        short = [target for target, cell in cells.items() if set(cell) != set(seeds)]
+    for trainer in sorted({key[0] for key in [*part, *source]}, key=lambda name: rank(ORDER, name)):
+        cells = {name: source.get((trainer, name, "all"), {}) for name in trained_on}
+        cells |= {name: part.get((trainer, name, "all"), {}) for name in targets}
+        seeds = sorted(set().union(*cells.values()))
+        short = [name for name, cell in cells.items() if set(cell) != set(seeds)]
         if short:
             table.notes.append(f"{trainer} ({title}): not all of the seeds {', '.join(map(str, seeds))} on "
                                f"{', '.join(short)}")
-        shown = [MISSING if not cell or (name in short and not incomplete) else spread(values(cell))
-                 for name, cell in cells.items()]  # fmt: skip
-        whole = MISSING not in shown
-        mean = statistics.mean(statistics.mean(values(cell)) for cell in cells.values()) if whole else None
-        first = [spread(values(source[trainer, name, "all"])) if (trainer, name, "all") in source else MISSING
-                 for name in trained_on]  # fmt: skip
-        table.rows.append([trainer, *first, *shown, f"{mean:.2f}" if whole else MISSING,
-                           f"{len(seeds)} ({', '.join(map(str, seeds))})"])
+        shown = {name: cell_text(cell, seeds, incomplete) for name, cell in cells.items()}
+        whole = all(shown[name] != MISSING for name in targets)
+        mean = statistics.mean(statistics.mean(values(cells[name])) for name in targets) if whole else None
+        table.rows.append([trainer, *shown.values(), f"{mean:.2f}" if whole else MISSING,
+                           counted(seeds)])
         if published:
-            line = [published(protocol, trainer, name, "all", statistics.mean(values(cell)) if cell else None, backbone)
-                    for name, cell in cells.items()]  # fmt: skip
+            line = [published("source" if name in trained_on else protocol, trainer, name, "all",
+                              None if text == MISSING else statistics.mean(values(cells[name])), backbone)
+                    for name, text in shown.items()]  # fmt: skip
+            line.append(published(protocol, trainer, "Average", "all", mean, backbone))
             if any(line):
-                average = published(protocol, trainer, "Average", "all", mean, backbone)
-                table.rows.append([f"{trainer}, paper", *("" for _ in trained_on), *line, average, ""])
+                table.rows.append([f"{trainer}, paper", *line, ""])
     return table
 
 
 def few_shot(part: dict[tuple, Seeds], title: str, incomplete: bool) -> Table:
     """Keys (shots, trainer, data set, classes). One row a data set and trainer, one column a number of shots."""
     shots = sorted({key[0] for key in part})
-    table = Table(title, ["data set", "trainer", *(f"{k} shots" for k in shots), "n"], [])
+    table = Table(title, ["data set", "trainer", *(f"{k} shots" for k in shots), "n (seeds)"], [])
     means: dict[str, dict[tuple[str, int], float]] = {}
     order = pairs({key[1:]: seeds for key, seeds in part.items()})
     for dataset, trainer in order:
         cells = {k: part.get((k, trainer, dataset, "all"), {}) for k in shots}
-        n = {len(cell) for cell in cells.values() if cell}
-        if len(n) > 1:
+        seeds = sorted(set().union(*cells.values()))
+        if any(cell and set(cell) != set(seeds) for cell in cells.values()):
             table.notes.append(f"{dataset} {trainer} ({title}): seeds differ between the numbers of shots")
-        keep = {k: values(cell) for k, cell in cells.items() if cell and (incomplete or len(cell) == max(n))}
-        table.rows.append([dataset, trainer, *(spread(keep[k]) if k in keep else MISSING for k in shots),
-                           ", ".join(map(str, sorted(n)))])
+        shown = {k: cell_text(cell, seeds, incomplete) for k, cell in cells.items()}
+        table.rows.append([dataset, trainer, *shown.values(), counted(seeds)])
+        keep = {k: values(cell) for k, cell in cells.items() if shown[k] != MISSING}
         means.setdefault(trainer, {}).update({(dataset, k): statistics.mean(v) for k, v in keep.items()})
     datasets = sorted({dataset for dataset, _ in order})
     if len(datasets) > 1:
@@ -170,16 +189,19 @@ def as_csv(tables: list[Table]) -> str:
     return out.getvalue()
 
 
+def escaped(text: str) -> str:
+    """Text as LaTeX shows it."""
+    for char in "&%_#$":
+        text = text.replace(char, f"\\{char}")
+    return text.replace("±", r"$\pm$")
+
+
 def as_latex(table: Table) -> str:
     """A booktabs tabular."""
     def line(cells: list[str]) -> str:
-        text = " & ".join(cells)
-        for char in "%_#":
-            text = text.replace(char, f"\\{char}")
-        return text.replace("±", r"$\pm$").replace(" & ", " & ") + r" \\"
+        return " & ".join(map(escaped, cells)) + r" \\"
 
     columns = "l" * 2 + "r" * (len(table.head) - 2)
     body = "\n".join(line(row) for row in table.rows)
-    title = table.title.replace("_", r"\_")
-    return (f"% {title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{line(table.head)}\n\\midrule\n{body}\n"
-            "\\bottomrule\n\\end{tabular}")
+    return "\n".join([f"% {escaped(table.title)}", f"\\begin{{tabular}}{{{columns}}}", r"\toprule", line(table.head),
+                      r"\midrule", body, r"\bottomrule", r"\end{tabular}"])  # fmt: skip

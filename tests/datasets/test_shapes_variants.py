@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from datasets import shapes_variants
-from datasets.shapes import ATTRIBUTES
+from datasets.shapes import ATTRIBUTES, Scene, Style, render
 from datasets.shapes_benchmark import classes
-from datasets.shapes_variants import VARIANTS, ensure_variant
+from datasets.shapes_variants import SKETCH_OUTLINE, VARIANTS, ensure_variant
 
 
 @pytest.fixture
@@ -45,6 +46,30 @@ def test_another_version_or_a_foreign_folder_is_refused(few, tmp_path, monkeypat
     (tmp_path / "shapes-hard").mkdir()
     with pytest.raises(ValueError, match="has no images.json"):
         ensure_variant(tmp_path, "ShapesHard")
+
+
+def test_a_sketch_of_another_style_is_refused_and_the_other_sets_are_kept(few, tmp_path, monkeypatch):
+    bare = replace(VARIANTS["ShapesSketch"], changes=(("outline", 1.0), ("clutter", 0)))
+    with monkeypatch.context() as before:
+        before.setitem(VARIANTS, "ShapesSketch", bare)
+        ensure_variant(tmp_path, "ShapesSketch")
+        hard = ensure_variant(tmp_path, "ShapesHard")
+    with pytest.raises(ValueError, match="shapes-sketch was written by another version of this code: move it away"):
+        ensure_variant(tmp_path, "ShapesSketch")
+    assert ensure_variant(tmp_path, "ShapesHard") == hard
+
+
+def test_a_sketch_is_a_full_rim_around_a_faint_inside():
+    scene = Scene("red", "square", "plain", "center", "large")
+
+    def paint(outline: float) -> np.ndarray:
+        style = Style(noise=0.0, rotation=0.0, ground_contrast=0.0, outline=outline)
+        return render(scene, np.random.default_rng(0), style=style).astype(float)
+
+    full, sketch, ground = paint(0.0)[32], paint(SKETCH_OUTLINE)[32], paint(1.0)[32, 32]  # a bare outline's inside
+    inside = np.flatnonzero(np.abs(full - ground).max(1) > 0.9 * np.abs(full[32] - ground).max())
+    np.testing.assert_allclose(sketch[inside[0]], full[inside[0]], atol=1.5)  # the rim
+    np.testing.assert_allclose(sketch[32], SKETCH_OUTLINE * ground + (1 - SKETCH_OUTLINE) * full[32], atol=1.5)
 
 
 def test_domains_differ_in_what_they_are_named_for(few, tmp_path):

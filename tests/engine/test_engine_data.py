@@ -5,9 +5,11 @@ import random
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import default_collate
 
 from dear_plugin.engine import DataManager, DatasetBase, Datum, build_transform
-from dear_plugin.engine.images import BrokenImageError, is_broken, read_image
+from dear_plugin.engine.data import collate
+from dear_plugin.engine.images import BrokenImageError, check_images, is_broken, missing_files, read_image
 from dear_plugin.engine.registry import Registry, build_dataset, build_trainer, closest
 from dear_plugin.engine.samplers import build_sampler
 
@@ -220,3 +222,43 @@ def test_truncated_jpeg_is_found(tmp_path):
     assert not is_broken(path)
     path.write_bytes(path.read_bytes()[:-400])
     assert is_broken(path)
+
+
+def test_an_image_in_two_lists_is_left_out_of_both_and_counted_once(own_root):
+    folder = own_root / "toy" / "red_thing"
+    (folder / "00.png").write_bytes(b"no image")
+    (folder / "01.png").unlink()
+    items = [Datum(str(folder / f"{i:02d}.png"), 0, 0, "x") for i in range(4)]
+    data = DatasetBase(train_x=items[2:], val=items, test=items)
+    check_images(data, skip_broken=True)
+    assert [path[-6:] for path in data.skipped_images] == ["00.png", "01.png"]
+    assert data.val == data.test == items[2:]
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_missing_files(count, tmp_path):
+    """Few in a folder are looked at one by one, many by listing it."""
+    (tmp_path / "a").mkdir()
+    for i in range(count):
+        (tmp_path / "a" / f"{i}.png").touch()
+    (tmp_path / "a" / "folder.png").mkdir()
+    (tmp_path / "a" / "dangling.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "a" / "link.png").symlink_to(tmp_path / "a" / "0.png")
+    there = [str(tmp_path / "a" / name) for name in (*(f"{i}.png" for i in range(count)), "link.png")]
+    gone = {str(tmp_path / "a" / name) for name in ("folder.png", "dangling.png", "none.png")}
+    gone |= {str(tmp_path / "b" / f"{i}.png") for i in range(count)}
+    assert missing_files([*there, *gone]) == gone
+
+
+def test_batches_are_torchs_own_with_the_numbers_in_one_storage():
+    items = [
+        {"img": torch.full((2,), float(i)), "label": i, "impath": str(i), "domain": 0, "index": 7 * i, "flag": i > 1}
+        for i in range(3)
+    ]
+    ours, torchs = collate(items), default_collate(items)
+    assert ours.keys() == torchs.keys() and ours["impath"] == torchs["impath"]
+    for name in ("img", "label", "domain", "index", "flag"):
+        assert ours[name].dtype == torchs[name].dtype and torch.equal(ours[name], torchs[name])
+    storages = {ours[name].untyped_storage().data_ptr() for name in ("label", "domain", "index")}
+    assert len(storages) == 1
+    assert torch.equal(collate([torch.ones(2), torch.zeros(2)]), torch.tensor([[1.0, 1.0], [0.0, 0.0]]))

@@ -1,6 +1,7 @@
 """A method's life: repeatable, resumable to the bit, recorded, and stopped with a sentence where something is wrong."""
 
 import csv
+import json
 import re
 import shutil
 
@@ -212,6 +213,19 @@ def test_finished_folder_is_left_alone(whole, make_cfg, capsys):
     before = (whole / "result.json").read_bytes()
     train(make_cfg(out="whole"))
     assert "is finished: accuracy" in capsys.readouterr().out and (whole / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("left", [0, 200])
+def test_a_result_that_was_cut_off_is_made_again(left, make_cfg, tmp_path, capsys):
+    train(make_cfg())
+    file = tmp_path / "out" / "result.json"
+    before = json.loads(file.read_text())
+    file.write_bytes(file.read_bytes()[:left])
+    train(make_cfg())
+    again = json.loads(file.read_text())
+    assert "was cut off (now result.json.broken): running again" in capsys.readouterr().out
+    assert (again["correct"], again["per_class"]) == (before["correct"], before["per_class"])
+    assert (tmp_path / "out" / "result.json.broken").stat().st_size == left
 
 
 def test_other_runs_folder_is_refused(whole, make_cfg):
