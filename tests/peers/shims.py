@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from unittest.mock import MagicMock
 
@@ -48,6 +49,11 @@ def scheduler_of_older_torch() -> None:
     base = torch.optim.lr_scheduler.LRScheduler
     made = base.__init__
     base.__init__ = lambda self, optimizer, last_epoch=-1, verbose=None: made(self, optimizer, last_epoch)
+
+
+def objects_in_checkpoints() -> None:
+    """torch < 2.6 unpickled whatever a checkpoint held, which reading back one with a warm-up schedule needs."""
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 
 
 def weights_from(clip_file: str) -> None:

@@ -1,8 +1,8 @@
 """DeAR in copies of the published codebases on a real Dassl, and RoleCLIP in their own CoOp trainer; nothing is faked.
 
 DEAR_PEERS names a folder with the checkouts CoOp (ran at ff61507), multimodal-prompt-learning (27d8821), PromptSRC
-(bb95c77), MMRL (69bce21) and Dassl.pytorch (c61a1b5). The edits made to the copies are the constants below: what
-README, "In your own codebase", tells a reader to write. Random ViT-B/16 weights, pictures in EuroSAT's layout.
+(bb95c77), MMRL (69bce21) and Dassl.pytorch (c61a1b5). The edits made to the copies are in edits.py: what README, "In
+your own codebase", tells a reader to write. Random ViT-B/16 weights, pictures in EuroSAT's layout.
 """
 
 from __future__ import annotations
@@ -19,34 +19,13 @@ from PIL import Image
 TRAINERS = Path(__file__).resolve().parents[1] / "trainers"
 sys.path.insert(0, str(TRAINERS))
 
+from edits import IMPORT, MMRL_GUARD, TRAIN_ADAPTER, TWO_LINES, WRAP  # noqa: E402
 from peers import PEERS, ROOT, needs_dassl, run_checkout, scalars  # noqa: E402
 from tiny_world import random_openai_state  # noqa: E402
 
 pytestmark = needs_dassl
 CHECKOUTS = ("CoOp", "multimodal-prompt-learning", "PromptSRC", "MMRL")
 WITH_COOP = CHECKOUTS[:3]  # MMRL's has no CoOp trainer
-
-# train.py: the line after which ours goes, and ours.
-TWO_LINES = (
-    ("from dassl.engine import build_trainer", "import trainers.dear"),
-    ("    extend_cfg(cfg)", "    trainers.dear.extend_cfg(cfg)"),
-)
-# MMRL's train.py merges values of its own by trainer name and refuses every other name.
-MMRL_GUARD = ("    cfg.merge_from_list(get_dataset_specified_config(",
-              '    if cfg.TRAINER.NAME.startswith("MMRL"): cfg.merge_from_list(get_dataset_specified_config(')
-# trainers/coop.py: their CoOp on a RoleCLIP.
-IMPORT = ("from clip import clip", "from dear_plugin import wrap_clip_with_roles")
-WRAP = ("        clip_model = load_clip_to_cpu(cfg)",
-        '        clip_model = wrap_clip_with_roles(clip_model, roles="openai_vit_b16")')
-# ... and with the adapter trained and saved beside the context.
-TRAIN_ADAPTER = (
-    ("        self.optim = build_optimizer(self.model.prompt_learner, cfg.OPTIM)",
-     "        self.optim = build_optimizer(\n"
-     "            [*self.model.prompt_learner.parameters(), *clip_model.trainable_parameters()], cfg.OPTIM)"),
-    ('        self.register_model("prompt_learner", self.model.prompt_learner, self.optim, self.sched)',
-     '        self.register_model("dear_adapter", clip_model.adapter)'),
-)
-
 
 def insert(path: Path, line: str, ours: str) -> None:
     """Put `ours` on a line of its own after the only line that is `line`."""
@@ -62,11 +41,14 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    """<folder>/clip.pt, random ViT-B/16 weights in OpenAI's keys and halves; <folder>/data/eurosat in CoOp's layout."""
-    folder = tmp_path_factory.mktemp("world")
-    state = random_openai_state(layers=12, width=768, text_width=512, embed=512, size=224)
+@pytest.fixture(scope="module", params=[32, pytest.param(224, marks=pytest.mark.slow)], ids=lambda size: f"{size}px")
+def world(request, tmp_path_factory) -> Path:
+    """<folder>/clip.pt, random ViT-B/16 weights in OpenAI's keys and halves; <folder>/data/eurosat in CoOp's layout.
+
+    224 pixels is the exact file; at 32 only the table of positions is shorter, and a run takes seconds.
+    """
+    folder = tmp_path_factory.mktemp(f"world-{request.param}")
+    state = random_openai_state(layers=12, width=768, text_width=512, embed=512, size=request.param)
     torch.save({key: value.half() for key, value in state.items()}, folder / "clip.pt")
     write_eurosat(folder / "data" / "eurosat")
     return folder
@@ -98,7 +80,8 @@ def flags(world: Path, trainer: str, config: Path | str, *pairs: str, classes: s
         "--root", str(world / "data"), "--seed", "1", "--trainer", trainer, "--dataset-config-file",
         "configs/datasets/eurosat.yaml", "--config-file", str(config), *pairs, "DATASET.NUM_SHOTS", "3",
         "DATASET.SUBSAMPLE_CLASSES", classes, "OPTIM.MAX_EPOCH", "2", "DATALOADER.NUM_WORKERS", "0",
-        "DATALOADER.TRAIN_X.BATCH_SIZE", "4", "TRAIN.PRINT_FREQ", "1"]
+        "DATALOADER.TRAIN_X.BATCH_SIZE", "4", "TRAIN.PRINT_FREQ", "1",
+        "INPUT.SIZE", "(224, 224)" if world.name.startswith("world-224") else "(32, 32)"]
 
 
 DEAR_YAML = ROOT / "configs" / "trainers" / "DeAR" / "vit_b16.yaml"
