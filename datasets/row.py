@@ -14,7 +14,7 @@ COOP_DATA_PAGE = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
 # Settings under DATASET that this package adds to the harness's own.
 OPTIONS: dict[str, Any] = {
     "SUBSAMPLE_CLASSES": "all",  # all | base | new
-    "TEMPLATE": "",  # a prompt with {} for the class name, in place of the row's
+    "TEMPLATE": "",  # a prompt with {} for the class name, in place of the data set's own
     "CLASSNAMES": "",  # a file with other class names, see splits.read_class_names
     "MAKE_SPLIT": False,  # make a split where the published file is missing
     "SPLIT_FILE": "",  # a split file in CoOp's layout in place of the row's
@@ -52,7 +52,6 @@ class Row:
     reader: Callable[[Row, Source], Split]
     images: str = "images"  # below `folder`: what the paths of the split are relative to
     split_file: str = ""  # below `folder`
-    template: str = "a photo of a {}."
     make: Callable[[Path, int], Split] | None = (
         None  # (data-set folder, seed) -> a split of our own where the published is missing
     )

@@ -1,4 +1,4 @@
-"""The table: one row a data set, under CoOp's names, folders, split files and hand-written prompts."""
+"""The table: one row a data set, under CoOp's names, folders and split files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ from datasets.readers import (
     read_shapes_variant,
     read_tree,
 )
-from datasets.row import OPTIONS, Row, option
+from datasets.row import OPTIONS, Row
 
-DEFAULT_TEMPLATE = "a photo of a {}."
-
-# Counts are train, val, test, classes as published with CoOp; templates are those of CoOp's zero-shot trainer. Where
+# Counts are train, val, test, classes as published with CoOp; the prompts are in dear_plugin/engine/templates.py. Where
 # images is "", the paths in the split begin with an image folder of their own.
 ROWS = (
     Row("Caltech101", "caltech101", "caltech-101", read_published, images="101_ObjectCategories",
@@ -38,29 +36,29 @@ ROWS = (
         make=by_folders("101_ObjectCategories", names=CALTECH_NAMES, ignored=CALTECH_IGNORED),
         names_hash="84f9ff49dce58ae6"),
     Row("OxfordPets", "oxford_pets", "oxford_pets", read_published, split_file="split_zhou_OxfordPets.json",
-        template="a photo of a {}, a type of pet.", make=make_pets, counts=(2944, 736, 3669, 37),
+        make=make_pets, counts=(2944, 736, 3669, 37),
         names_hash="8e35ab44db27d55a"),
     Row("StanfordCars", "stanford_cars", "stanford_cars", read_published, images="",
         split_file="split_zhou_StanfordCars.json", make=make_cars, counts=(6509, 1635, 8041, 196),
         names_hash="2caca90b5c02b65f"),
     Row("OxfordFlowers", "oxford_flowers", "oxford_flowers", read_published, images="jpg",
-        split_file="split_zhou_OxfordFlowers.json", template="a photo of a {}, a type of flower.", make=make_flowers,
+        split_file="split_zhou_OxfordFlowers.json", make=make_flowers,
         counts=(4093, 1633, 2463, 102), names_hash="0d27092c2140383d"),
     Row("Food101", "food101", "food-101", read_published, split_file="split_zhou_Food101.json",
-        template="a photo of {}, a type of food.", make=by_folders("images"), counts=(50500, 20200, 30300, 101),
+        make=by_folders("images"), counts=(50500, 20200, 30300, 101),
         names_hash="efe7060c0e6aa88c"),
     Row("FGVCAircraft", "fgvc_aircraft", "fgvc_aircraft", read_aircraft,
-        template="a photo of a {}, a type of aircraft.", counts=(3334, 3333, 3333, 100), names_hash="e1c9e72060e63d52"),
+        counts=(3334, 3333, 3333, 100), names_hash="e1c9e72060e63d52"),
     Row("SUN397", "sun397", "sun397", read_published, images="SUN397", split_file="split_zhou_SUN397.json",
         make=make_sun397, counts=(15880, 3970, 19850, 397), names_hash="583c0fad85d22c56"),
     Row("DescribableTextures", "dtd", "dtd", read_published, split_file="split_zhou_DescribableTextures.json",
-        template="{} texture.", make=by_folders("images"), counts=(2820, 1128, 1692, 47),
+        make=by_folders("images"), counts=(2820, 1128, 1692, 47),
         names_hash="681d23b9cd3c2ede"),
     Row("EuroSAT", "eurosat", "eurosat", read_published, images="2750", split_file="split_zhou_EuroSAT.json",
-        template="a centered satellite photo of {}.", make=by_folders("2750", names=EUROSAT_NAMES),
+        make=by_folders("2750", names=EUROSAT_NAMES),
         counts=(13500, 5400, 8100, 10), names_hash="bcff3a8022b63397"),
     Row("UCF101", "ucf101", "ucf101", read_published, images="UCF-101-midframes", split_file="split_zhou_UCF101.json",
-        template="a photo of a person doing {}.", make=make_ucf101, counts=(7639, 1898, 3783, 101),
+        make=make_ucf101, counts=(7639, 1898, 3783, 101),
         names_hash="d22e81fba7ebebf0"),
     Row("ImageNet", "imagenet", "imagenet", read_imagenet, counts=(1281167, 50000, 50000, 1000),
         names_hash="571ae1c583b4be7d"),
@@ -78,13 +76,10 @@ ROWS = (
     Row("ShapesSketch", "shapes_sketch", "shapes-sketch", read_shapes_variant, test_only=True),
     Row("ShapesHard", "shapes_hard", "shapes-hard", read_shapes_variant, test_only=True),
     Row("ShapesRendition", "shapes_rendition", "shapes-rendition", read_shapes_variant, test_only=True),
-    Row("ShapesColor", "shapes_color", "shapes-color", read_shapes_variant, test_only=True,
-        template="a photo of a {} thing."),
+    Row("ShapesColor", "shapes_color", "shapes-color", read_shapes_variant, test_only=True),
     Row("ShapesEntity", "shapes_entity", "shapes-entity", read_shapes_variant, test_only=True),
-    Row("ShapesTexture", "shapes_texture", "shapes-texture", read_shapes_variant, test_only=True,
-        template="a photo of a {} thing."),
-    Row("ShapesLocation", "shapes_location", "shapes-location", read_shapes_variant, test_only=True,
-        template="a photo of a thing in the {}."),
+    Row("ShapesTexture", "shapes_texture", "shapes-texture", read_shapes_variant, test_only=True),
+    Row("ShapesLocation", "shapes_location", "shapes-location", read_shapes_variant, test_only=True),
     Row("Folder", "folder", "", read_tree, images=""),
     Row("List", "list", "", read_listed, images=""),
 )
@@ -99,14 +94,6 @@ def row_for(name: str) -> Row:
                          "images of your own use Folder with --root set to the folder that holds the class folders, or "
                          "List for a CSV file")
     return by_name[name]
-
-
-def template_for(cfg) -> str:
-    """The prompt with {} for the class name: DATASET.TEMPLATE, else the row's, else the plain sentence."""
-    template = option(cfg, "TEMPLATE")
-    if template and "{}" not in template:
-        raise ValueError(f"DATASET.TEMPLATE is {template!r}: it needs {{}} where the class name goes")
-    return template or {row.name: row.template for row in ROWS}.get(cfg.DATASET.NAME, DEFAULT_TEMPLATE)
 
 
 def extend_cfg(cfg) -> None:

@@ -81,9 +81,10 @@ def bench(name: str, *, classes: int, batch: int, repeats: int, device: torch.de
 
 def show(result: dict) -> None:
     chunk = f", chunks of {result['class_chunk']}" if result["class_chunk"] else ""
-    print(f"\n{result['backbone']}: batch {result['batch']}, {result['classes']} classes{chunk}, "
-          f"{result['precision']}, {result['device']}, {result['threads']} threads, {result['trainable_parameters']:,} trainable, "
-          f"matmul {result['matmul_gflops']:,} GFLOP/s")
+    facts = [f"batch {result['batch']}", f"{result['classes']} classes{chunk}", result["precision"], result["device"],
+             f"{result['threads']} threads", f"{result['trainable_parameters']:,} trainable",
+             f"matmul {result['matmul_gflops']:,} GFLOP/s"]
+    print(f"\n{result['backbone']}: {', '.join(facts)}")
     print(f"{'':30}{'median ms':>10}{'min':>9}{'max':>9}{'ratio':>8}{'floor ms':>10}{'peak MiB':>10}")
     for key, value in result["rows"].items():
         print(f"{key:30}{value['median_ms']:10.1f}{value['min_ms']:9.1f}{value['max_ms']:9.1f}{value['ratio']:8.2f}"

@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> None:
     """Everything after the command line was read."""
     import torch
 
-    from dear_plugin.engine import build_trainer, collect_env_info, set_random_seed, setup_logger
+    from dear_plugin.engine import build_trainer, collect_env_info, engine_line, set_random_seed, setup_logger
     from dear_plugin.engine.identity import check_model_dir, claim_folder, same_weights
 
     cfg = build_config(args)
@@ -182,6 +182,7 @@ def run(args: argparse.Namespace) -> None:
         set_random_seed(cfg.SEED)
     if not args.no_train:
         setup_logger(cfg.OUTPUT_DIR, append=folder.status == "interrupted")
+    print(engine_line())
     if torch.cuda.is_available() and cfg.USE_CUDA:
         torch.backends.cudnn.benchmark = True
     show_call(args, cfg)

@@ -1,5 +1,8 @@
 """Foreign trainers on a RoleCLIP: code written the way CoOp's family writes it, with the clip_model swapped."""
 
+import ast
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -134,3 +137,22 @@ def test_a_half_model_on_the_cpu_serves_foreign_code_too():
         role_clip = wrapped("openai", clip=toy_clip("openai").half())
     logits = ForeignModel(role_clip, toy_ids(), True)(toy_images("openai").half())
     assert torch.isfinite(logits).all()
+
+
+def test_what_the_readme_has_people_write_is_what_the_peer_tests_ran(root, monkeypatch):
+    monkeypatch.syspath_prepend(str(root / "tests" / "peers"))
+    import edits
+
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    pairs = [*edits.TWO_LINES, edits.IMPORT, edits.WRAP, *edits.TRAIN_ADAPTER]
+    shown = [line.strip() for _, ours in pairs for line in ours.splitlines()]
+    shown += [edits.MMRL_GUARD[1].split(":")[0].strip(), *(there.strip() for there, _ in edits.TWO_LINES)]
+    assert [line for line in shown if line not in readme] == []
+
+
+def test_the_file_that_is_copied_needs_installed_packages_only(root):
+    tree = ast.parse((root / "trainers" / "dear.py").read_text(encoding="utf-8"))
+    modules = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+               for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))}
+    tops = {module.split(".")[0] for module in modules} - set(sys.stdlib_module_names)
+    assert tops == {"dear_plugin", "torch", "yacs"}

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from yacs.config import CfgNode
 
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
+from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes, cosine_logits
 from dear_plugin.towers import text_tower
-from trainers.clip_base import ClipTrainer, activation_bytes, cosine_logits
 from trainers.coop import PromptLearner
 from trainers.published import cocoop_keys, read_published
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
+from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes, cosine_logits
 from dear_plugin.towers import text_tower
-from trainers.clip_base import ClipTrainer, activation_bytes, cosine_logits
 from trainers.published import coop_keys, read_published
 
 POSITIONS = ("end", "middle", "front")

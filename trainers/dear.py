@@ -12,11 +12,11 @@ from yacs.config import CfgNode
 from dear_plugin.adapter import save_adapter
 from dear_plugin.config import DearConfig
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
+from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes
 from dear_plugin.fusion import loss_terms
 from dear_plugin.roles import HeadRole, RoleMap
 from dear_plugin.towers import vision_tower
 from dear_plugin.wrap import wrap_clip_with_config
-from trainers.clip_base import ClipTrainer, activation_bytes
 
 # Fields of DearConfig whose key has another name or another way of saying "derived from the model".
 _SPECIAL = {

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
+from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes, cosine_logits
 from dear_plugin.towers import text_tower, vision_tower
-from trainers.clip_base import ClipTrainer, activation_bytes, cosine_logits
 from trainers.deep_prompts import check_depth, class_sentences, prompted_image, prompted_text, starting_vectors
 from trainers.published import maple_keys, read_published
 

@@ -14,10 +14,10 @@ from yacs.config import CfgNode
 
 from dear_plugin.encoder import TextPrefix, finish_text, make_text_prefix, read_with_tokens
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
+from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes, cosine_logits
 from dear_plugin.engine.identity import read_run
 from dear_plugin.tokens import TokenSchedule
 from dear_plugin.towers import read_plain, text_tower, vision_tower
-from trainers.clip_base import ClipTrainer, activation_bytes, cosine_logits
 from trainers.published import mmrl_keys, read_published
 
 SCORED = ("auto", "fused", "class")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from dear_plugin.engine import TRAINER_REGISTRY
-from trainers.clip_base import ClipTrainer, cosine_logits
+from dear_plugin.engine.clip_method import ClipTrainer, cosine_logits
 
 
 @TRAINER_REGISTRY.register()

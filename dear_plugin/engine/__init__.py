@@ -1,6 +1,7 @@
 """The harness contract under one roof: its names come from an installed Dassl, else from the built-in implementation.
 
-`DEAR_ENGINE=builtin` or `dassl` forces one; unset, an importable `dassl` is taken. `ENGINE` says which it is.
+`DEAR_ENGINE=builtin` or `dassl` forces one; unset, an importable `dassl` is taken. `ENGINE` says which it is,
+`engine_line()` also from where and what was repaired in it: the first line of a log.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def _dassl_wanted() -> bool:
 if _dassl_wanted():
     from dear_plugin.engine.dassl_bridge import (
         DATASET_REGISTRY,
+        DETAILS,
         ENGINE,
         EVALUATOR_REGISTRY,
         TRAINER_REGISTRY,
@@ -81,7 +83,14 @@ else:
     from dear_plugin.engine.trainer import TrainerX
     from dear_plugin.engine.transforms import build_transform
 
-    ENGINE = "builtin"
+    ENGINE, DETAILS = "builtin", "dear_plugin.engine"
+
+
+def engine_line() -> str:
+    """Which engine runs, whether DEAR_ENGINE chose it, where it is and what was repaired in it."""
+    chosen = ", by DEAR_ENGINE" if os.environ.get("DEAR_ENGINE") else ""
+    return f"Engine: {ENGINE}{chosen} ({DETAILS})"
+
 
 __all__ = [
     "DATASET_REGISTRY",
@@ -103,6 +112,7 @@ __all__ = [
     "check_isfile",
     "collect_env_info",
     "compute_accuracy",
+    "engine_line",
     "get_cfg_default",
     "listdir_nohidden",
     "load_checkpoint",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
+import dassl
 from dassl.config import get_cfg_default as dassl_defaults
 from dassl.data import DataManager, DatasetWrapper
 from dassl.data.datasets import DATASET_REGISTRY, DatasetBase, Datum, build_dataset
@@ -15,15 +17,13 @@ from dassl.optim import build_lr_scheduler, build_optimizer
 from dear_plugin.engine.config import ConfigNode, own_tree
 from dear_plugin.engine.dassl_repairs import apply_repairs
 
-apply_repairs()
+APPLIED = apply_repairs()
 
 
 def _version() -> str:
     try:
         return importlib.metadata.version("dassl")
     except importlib.metadata.PackageNotFoundError:
-        import dassl
-
         return getattr(dassl, "__version__", "of unknown version")
 
 
@@ -33,9 +33,11 @@ def get_cfg_default() -> ConfigNode:
 
 
 ENGINE = f"dassl {_version()}"
+DETAILS = f"{Path(dassl.__file__).parent}; repaired: {', '.join(APPLIED) or 'nothing'}"
 
 __all__ = [
     "DATASET_REGISTRY",
+    "DETAILS",
     "ENGINE",
     "EVALUATOR_REGISTRY",
     "TRAINER_REGISTRY",

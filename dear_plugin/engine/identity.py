@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,11 +194,18 @@ def _has_output(path: Path) -> bool:
 def _refuse_unrecorded(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"--output-dir {path} is a file; wanted a folder")
-    if path.is_dir() and (_has_output(path) or (path / "log.txt").is_file()):
+    log = path / "log.txt"
+    if path.is_dir() and (_has_output(path) or (log.is_file() and not _is_written_now(log))):
         raise ValueError(
             f"{path} holds a run that this program did not record (no {RUN_FILE}): give another --output-dir, or "
             "remove the folder"
         )
+
+
+def _is_written_now(log: Path) -> bool:
+    """Whether standard output goes there: CoOp's train.py opens its log before the trainer is made."""
+    name = getattr(getattr(sys.stdout, "file", None), "name", None)
+    return isinstance(name, (str, Path)) and Path(name).resolve() == log.resolve()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

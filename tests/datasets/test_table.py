@@ -10,7 +10,8 @@ import yaml
 from yacs.config import CfgNode
 
 from datasets.row import OPTIONS
-from datasets.table import ROWS, extend_cfg, register_all, row_for, template_for
+from datasets.table import ROWS, extend_cfg, register_all, row_for
+from dear_plugin.engine.templates import TEMPLATES, template_for
 
 # One finished prompt a row, for the class "great_white" as CoOp's zero-shot trainer writes it.
 PROMPTS = {
@@ -70,6 +71,7 @@ def test_template_of_the_config_wins():
     with pytest.raises(ValueError, match=r"DATASET.TEMPLATE is 'no place': it needs \{\} where the class name goes"):
         template_for(cfg_of("EuroSAT", TEMPLATE="no place"))
     assert template_for(cfg_of("SomebodysOwn")) == "a photo of a {}."
+    assert set(TEMPLATES) <= {row.name for row in ROWS}
 
 
 def test_options_are_added_and_merge_from_a_command_line():

@@ -20,7 +20,7 @@ from dear_plugin.engine import (
     build_lr_scheduler,
     build_optimizer,
 )
-from trainers.base import MethodTrainer
+from dear_plugin.engine.method import MethodTrainer
 
 NAMES = ("red_thing", "green_thing", "blue_thing")
 COLORS = ((200, 40, 40), (40, 200, 40), (40, 40, 200))

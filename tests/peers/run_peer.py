@@ -12,8 +12,8 @@ import sys
 import time
 import types
 
+import shims
 import torch
-from torch import nn
 from yacs.config import CfgNode
 
 MODULES = {"CoOp": "coop", "CoCoOp": "cocoop", "MaPLe": "maple", "PromptSRC": "promptsrc", "MMRL": "mmrl"}
@@ -53,27 +53,14 @@ def module(name: str, **members) -> None:
 
 
 def stand_ins(clip_file: str) -> None:
-    """Dassl, and torch's ways to a GPU, to half precision and to an archive."""
+    """Dassl, a GPU, half precision and a download."""
     module("dassl")
     module("dassl.engine", TRAINER_REGISTRY=Registry(), TrainerX=Base)
     module("dassl.metrics", compute_accuracy=lambda *_: [torch.zeros(1)])
     module("dassl.utils", load_pretrained_weights=None, load_checkpoint=None)
     module("dassl.optim", build_optimizer=optimizer, build_lr_scheduler=lambda *_: None)
-    module("pkg_resources", packaging=importlib.import_module("packaging"))
-    importlib.import_module("packaging.version")
-    for owner in (torch.Tensor, nn.Module):
-        owner.cuda = lambda self, *_, **__: self
-        owner.half = lambda self: self
-    to_type = torch.Tensor.type
-    torch.Tensor.type = lambda self, dtype=None, **options: (
-        to_type(self, torch.float32 if dtype is torch.float16 else dtype, **options) if dtype else to_type(self))
-
-    def no_archive(*_, **__):
-        raise RuntimeError("a state dict, not an archive")
-
-    torch.jit.load = no_archive
-    clip = importlib.import_module("clip.clip")
-    clip._download = lambda *_: clip_file
+    shims.cpu_in_float32()
+    shims.weights_from(clip_file)
 
 
 def main(checkout: str, input_file: str, output_file: str) -> None:

@@ -11,11 +11,11 @@ from tiny_world import LAYERS, SIZE, build, trained_state
 
 from dear_plugin.config import DearConfig
 from dear_plugin.encoder import run_with_tokens
+from dear_plugin.engine.clip_method import Precision
 from dear_plugin.tokens import TokenSchedule
 from dear_plugin.towers import take_positions, vision_tower
 from dear_plugin.trainable import DearAdapter
 from trainers import cocoop, coop, maple, mmrl, promptsrc
-from trainers.clip_base import Precision
 from trainers.deep_prompts import IN_VISION
 
 NO_WARMUP = {"OPTIM.WARMUP_EPOCH": 0}

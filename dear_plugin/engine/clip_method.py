@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from datasets.table import template_for
 from dear_plugin.backbones import Backbone, load_backbone
-from trainers.base import MethodTrainer
+from dear_plugin.engine.method import MethodTrainer
+from dear_plugin.engine.templates import template_for
 
 PRECISIONS = ("fp32", "amp", "fp16")
 

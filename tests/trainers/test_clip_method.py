@@ -4,8 +4,8 @@ import pytest
 import torch
 from toys import toy_clip
 
+from dear_plugin.engine.clip_method import Precision, activation_bytes, cosine_logits
 from dear_plugin.towers import vision_tower
-from trainers.clip_base import Precision, activation_bytes, cosine_logits
 
 
 def test_memory_estimate_is_near_what_autograd_keeps(geometry):
