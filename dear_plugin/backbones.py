@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dear_plugin.hosts import clip_host
 from dear_plugin.messages import nearest
 from dear_plugin.model_identity import ModelIdentity, identity
 from dear_plugin.weight_files import read_safetensors, read_state_dict
@@ -77,8 +78,9 @@ def image_values(clip: Any) -> tuple[int, tuple, tuple]:
     """Of the image transform: size in pixels, mean and std per channel (OpenAI's where the model does not say)."""
     from dear_plugin.towers import vision_tower
 
-    mean = tuple(getattr(clip.visual, "image_mean", None) or OPENAI_MEAN)
-    std = tuple(getattr(clip.visual, "image_std", None) or OPENAI_STD)
+    visual = clip_host(clip).visual
+    mean = tuple(getattr(visual, "image_mean", None) or OPENAI_MEAN)
+    std = tuple(getattr(visual, "image_std", None) or OPENAI_STD)
     return vision_tower(clip).input_resolution, mean, std
 
 

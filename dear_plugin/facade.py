@@ -38,7 +38,7 @@ class RoleVisual(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in _VISUAL_NAMES:
-            return getattr(self.role_clip.clip.visual, name)
+            return getattr(self.role_clip.host.visual, name)
         return super().__getattr__(name)
 
 

@@ -1,6 +1,7 @@
 """wrap_clip_with_roles() -> RoleCLIP: a frozen CLIP with attribute tokens and role masks that answers like a CLIP."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from dear_plugin.encoder import (
     run_with_tokens,
 )
 from dear_plugin.facade import RoleTransformer, RoleVisual, readable, with_inserted
+from dear_plugin.hosts import clip_host
 from dear_plugin.masks import TokenLayout, build_role_mask
 from dear_plugin.precision import (
     evaluating,
@@ -31,8 +33,10 @@ from dear_plugin.precision import (
     note_half_on_cpu,
     tensor_version,
 )
+from dear_plugin.recompute import Recomputing
 from dear_plugin.resolve import resolve_config, resolve_roles
 from dear_plugin.roles import RoleMap
+from dear_plugin.state_keys import hide_clip_prefix
 from dear_plugin.tokens import TokenSchedule
 from dear_plugin.towers import TextTower, VisionTower, text_tower, vision_tower
 from dear_plugin.trainable import DearAdapter
@@ -43,6 +47,7 @@ TEXT_POSITION = 1
 # What foreign code reads from a CLIP as a value; the host's own parts are handed through.
 _TEXT_NAMES = ("token_embedding", "positional_embedding", "ln_final", "text_projection", "attn_mask")
 _CLIP_NAMES = ("logit_scale", "logit_bias", "vocab_size", "context_length")
+_HOST_CALLS = ("get_image_features", "get_text_features")  # where the host itself has them
 
 
 def wrap_clip_with_roles(
@@ -61,8 +66,9 @@ def wrap_clip_with_roles(
     role_mask: bool = True,
     cls_weight: float = 0.7,
     class_chunk: int | None = None,
+    recompute: bool = False,
 ) -> "RoleCLIP":
-    """Give a CLIP (OpenAI's clip, or open_clip) attribute tokens and role masks; see DearConfig for each knob.
+    """Give a CLIP (OpenAI's clip, open_clip, transformers) attribute tokens and role masks; DearConfig has each knob.
 
     `roles`: a RoleMap, the path of its JSON, the name of a shipped map, or "auto" (the shipped map of this very model).
     Nothing about the model is changed; it is run as a constant in eval mode, and what trains is `.adapter`.
@@ -80,6 +86,7 @@ def wrap_clip_with_roles(
         role_mask=role_mask,
         cls_weight=cls_weight,
         class_chunk=class_chunk,
+        recompute=recompute,
     )
     return wrap_clip_with_config(clip_model, roles, config)
 
@@ -115,8 +122,12 @@ class RoleCLIP(nn.Module):
         self.text_schedule = TokenSchedule(config.text_first_layer, TEXT_POSITION, "mix", config.beta)
         self.layout = TokenLayout(self.vision_tower.sequence_length, config.attributes)
         self._build_masks()
-        self.register_state_dict_post_hook(_drop_clip_prefix)
-        self.register_load_state_dict_pre_hook(_add_clip_prefix)
+        hide_clip_prefix(self)
+
+    @property
+    def host(self) -> Any:
+        """`clip` under OpenAI's names: itself, or a view on it."""
+        return clip_host(self.clip)
 
     def _build_masks(self) -> None:
         for layer in range(self.config.first_layer, self.vision_tower.layers):
@@ -148,7 +159,7 @@ class RoleCLIP(nn.Module):
         tokens = self._vision_tokens()
         if tokens is None:
             with evaluating(self.clip):
-                return self.clip.encode_image(image.to(self.vision_tower.dtype))
+                return self.host.encode_image(image.to(self.vision_tower.dtype))
         trunk = self._trunk(image, keep_graph=torch.is_grad_enabled() and image.requires_grad)
         with frozen_weights(self.clip):
             x, _ = self._adapt(trunk, tokens)
@@ -186,7 +197,8 @@ class RoleCLIP(nn.Module):
 
     def _adapt(self, trunk: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         masks, start = self.role_masks(), self.config.first_layer
-        return run_with_tokens(self.vision_tower, trunk, tokens, self.vision_schedule, allow=masks, start=start)
+        tower = Recomputing(self.vision_tower, self.clip) if self.config.recompute else self.vision_tower
+        return run_with_tokens(tower, trunk, tokens, self.vision_schedule, allow=masks, start=start)
 
     def _vision_tokens(self) -> Tensor | None:
         return self.adapter.tokens.for_vision() if self._enabled else None
@@ -225,7 +237,7 @@ class RoleCLIP(nn.Module):
     def _encode_text(self, text: Tensor) -> Tensor:
         if self._text_tokens() is None:
             with evaluating(self.clip):
-                return self.clip.encode_text(text)
+                return self.host.encode_text(text)
         return self.text_features(self.text_prefix(text))
 
     def text_prefix(self, ids: Tensor) -> TextPrefix:
@@ -360,7 +372,9 @@ class RoleCLIP(nn.Module):
         if name in _TEXT_NAMES and "text_tower" in self.__dict__:
             return getattr(self.text_tower.host, name)
         if name in _CLIP_NAMES and "clip" in self.__dict__.get("_modules", {}):
-            return getattr(self._modules["clip"], name)
+            return getattr(self.host, name)
+        if name in _HOST_CALLS and name in getattr(self.host, "adapted_calls", ()):
+            return functools.partial(self.host.adapted_calls[name], self)
         return super().__getattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RoleCLIP":
@@ -377,16 +391,3 @@ class RoleCLIP(nn.Module):
             "a RoleCLIP does not run under nn.DataParallel: replicas would share the towers of the first device. "
             "Use one device (CUDA_VISIBLE_DEVICES), or one process per device with DistributedDataParallel."
         )
-
-
-def _drop_clip_prefix(module: nn.Module, state: dict, prefix: str, local_metadata: dict) -> None:
-    """In a state dict the host's keys read as they do in the host itself."""
-    start = f"{prefix}clip."
-    for key in [k for k in state if k.startswith(start)]:
-        state[prefix + key[len(start) :]] = state.pop(key)
-
-
-def _add_clip_prefix(module: nn.Module, state: dict, prefix: str, *args: Any) -> None:
-    own = (f"{prefix}clip.", f"{prefix}adapter.")
-    for key in [k for k in state if k.startswith(prefix) and not k.startswith(own)]:
-        state[f"{prefix}clip.{key[len(prefix) :]}"] = state.pop(key)

@@ -17,7 +17,7 @@ START, END = VOCABULARY - 2, VOCABULARY - 1
 
 @dataclass(frozen=True)
 class Geometry:
-    library: str  # "openai", "open_clip" or "custom_text" (open_clip's CustomTextCLIP)
+    library: str  # "openai", "open_clip", "custom_text" (open_clip's CustomTextCLIP) or "hf" (transformers' CLIPModel)
     layers: int
     width: int
     heads: int
@@ -30,6 +30,7 @@ class Geometry:
     quick_gelu: bool = True
     layer_scale: float | None = None
     block: str | None = None  # "custom": open_clip's own attention class
+    eos: int = 2  # of "hf": 2 means the largest id, as old files have it
 
     @property
     def first_layer(self) -> int:
@@ -43,6 +44,8 @@ GEOMETRIES = {
     "open_clip-narrow-heads": Geometry("open_clip", 3, 64, 4, 5, 48, 3, quick_gelu=False),
     "open_clip-own-attention": Geometry("open_clip", 3, 72, 3, 3, 64, 2, layer_scale=0.5, block="custom"),
     "open_clip-custom-text": Geometry("custom_text", 3, 64, 2, 3, 64, 2),
+    "hf": Geometry("hf", 3, 128, 2, 3, 64, 2),
+    "hf-narrow-heads": Geometry("hf", 4, 64, 4, 3, 48, 3, quick_gelu=False, eos=END),
 }
 
 
@@ -68,6 +71,8 @@ def _build(g: Geometry, seed: int, vision: dict) -> nn.Module:
             g.embed, g.resolution, g.layers, g.width, g.patch, CONTEXT, VOCABULARY, g.text_width, g.text_heads,
             g.text_layers,
         )
+    elif g.library == "hf":
+        model = _hf_clip(g)
     else:
         from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 
@@ -88,6 +93,39 @@ def _build(g: Geometry, seed: int, vision: dict) -> nn.Module:
                 parameter.add_(0.1 * torch.randn_like(parameter))
         model.logit_scale.fill_(3.0)
     return model.eval()
+
+
+def _hf_clip(g: Geometry) -> nn.Module:
+    import pytest
+
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: hf)")
+    shared = {"hidden_act": "quick_gelu" if g.quick_gelu else "gelu", "projection_dim": g.embed}
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=g.width, intermediate_size=4 * g.width, num_hidden_layers=g.layers, num_attention_heads=g.heads,
+        image_size=g.resolution, patch_size=g.patch, **shared,
+    )
+    text = transformers.CLIPTextConfig(
+        vocab_size=VOCABULARY, hidden_size=g.text_width, intermediate_size=4 * g.text_width,
+        num_hidden_layers=g.text_layers, num_attention_heads=g.text_heads, max_position_embeddings=CONTEXT,
+        bos_token_id=START, eos_token_id=g.eos, **shared,
+    )
+    config = transformers.CLIPConfig(
+        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=g.embed)
+    return transformers.CLIPModel(config)
+
+
+def stock_image(clip: nn.Module, images: Tensor) -> Tensor:
+    """Image features [N, E] by the library's own call."""
+    if hasattr(clip, "encode_image"):
+        return clip.encode_image(images)
+    return clip.get_image_features(pixel_values=images).pooler_output
+
+
+def stock_text(clip: nn.Module, ids: Tensor) -> Tensor:
+    """Text features [C, E] by the library's own call."""
+    if hasattr(clip, "encode_text"):
+        return clip.encode_text(ids)
+    return clip.get_text_features(input_ids=ids).pooler_output
 
 
 def toy_images(name: str = "open_clip", n: int = 3, *, seed: int = 1) -> Tensor:
