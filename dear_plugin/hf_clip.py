@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dear_plugin.attention import Projections, refuse_changed_linear
+from dear_plugin.facade import check_padding
 
 # OpenAI's name of a part <- Hugging Face's, within a tower and within a block.
 _BLOCK_NAMES = {"layer_norm1": "ln_1", "layer_norm2": "ln_2", "self_attn.out_proj": "attn.out_proj",
@@ -252,7 +253,7 @@ class HfAttention:
 
 def get_image_features(role_clip: Any, pixel_values: Tensor) -> Any:
     """Adapted image features [N, E] in the form that the installed transformers gives (from 5.0: `.pooler_output`)."""
-    return _as_host(role_clip, role_clip.encode_image(pixel_values))
+    return _as_host(role_clip.encode_image(pixel_values))
 
 
 def get_text_features(role_clip: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
@@ -261,16 +262,11 @@ def get_text_features(role_clip: Any, input_ids: Tensor, attention_mask: Tensor 
     Raises ValueError for an attention_mask that hides a position up to the end token (left padding).
     """
     if attention_mask is not None:
-        end = role_clip.text_tower.end_index(input_ids)
-        needed = torch.arange(input_ids.shape[1], device=input_ids.device) <= end[:, None]
-        if bool((needed & (attention_mask == 0)).any()):
-            raise ValueError(
-                "attention_mask hides positions up to the end token: pad on the right (padding_side='right')."
-            )
-    return _as_host(role_clip, role_clip.encode_text(input_ids))
+        check_padding(attention_mask, role_clip.text_tower.end_index(input_ids))
+    return _as_host(role_clip.encode_text(input_ids))
 
 
-def _as_host(role_clip: Any, features: Tensor) -> Any:
+def _as_host(features: Tensor) -> Any:
     import transformers
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 

@@ -21,7 +21,7 @@ from dear_plugin.encoder import (
     make_text_prefix,
     run_with_tokens,
 )
-from dear_plugin.facade import RoleTransformer, RoleVisual, readable, with_inserted
+from dear_plugin.facade import ClipLogits, RoleTransformer, RoleVisual, positional, readable, with_inserted
 from dear_plugin.hosts import clip_host
 from dear_plugin.masks import TokenLayout, build_role_mask
 from dear_plugin.precision import (
@@ -289,16 +289,19 @@ class RoleCLIP(nn.Module):
 
     # -- both ---------------------------------------------------------------------------------------------------
 
-    def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, image: Tensor | None = None, text: Tensor | None = None, **named: Tensor) -> ClipLogits:
         """CLIP's own contract: (logits_per_image [N, C], logits_per_text [C, N]) from encode_image and encode_text.
 
-        DeAR's fused class logits are class_logits().
+        The names of transformers (pixel_values, input_ids, attention_mask) are taken too. DeAR's fused class logits
+        are class_logits().
         """
+        if named or image is None or text is None:
+            image, text = positional(image, text, named, self.text_tower.end_index)
         image_features = F.normalize(self._encode_image(image), dim=-1)
         text_features = F.normalize(self._encode_text(text), dim=-1)
         scale = self.clip.logit_scale.detach().exp().to(image_features.dtype)
         logits = self._to_output(scale * image_features @ text_features.t())
-        return logits, logits.t()
+        return ClipLogits(logits, logits.t())
 
     def class_logits(self, image: ImageFeatures, text: Tensor) -> Tensor:
         """Fused logits [N, C] in fp32 from image features and text features [C, E] (CLIP's own where disabled)."""

@@ -85,7 +85,7 @@ def test_modules_that_do_more_than_their_weights_say_are_refused():
 
     attention, _ = _attention("open_clip")
     attention.out_proj = LoraLinear(128, 128)
-    with pytest.raises(ValueError, match="layer 2, attn.out_proj is a LoraLinear of test_attention, not torch.s plain Linear"):
+    with pytest.raises(ValueError, match="layer 2, attn.out_proj is a LoraLinear of test_attention, not"):
         projections(attention, where="layer 2, attn")
 
     with pytest.raises(ValueError, match="is a Linear without in_proj_weight"):
