@@ -10,7 +10,10 @@ from dear_plugin.attention import attention_weights, masked_attention, projectio
 from dear_plugin.hosts import clip_host
 from dear_plugin.model_identity import ModelIdentity, identity
 
-__all__ = ["VisionTower", "TextTower", "vision_tower", "text_tower", "text_host", "ModelIdentity", "identity"]
+__all__ = [
+    "VisionTower", "TextTower", "vision_tower", "text_tower", "text_host", "is_resnet", "image_resolution",
+    "ModelIdentity", "identity",
+]
 
 
 def vision_tower(clip: Any) -> "VisionTower":
@@ -240,8 +243,20 @@ def take_positions(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device), index]
 
 
+def is_resnet(visual: Any) -> bool:
+    """Whether a vision tower is one of CLIP's ResNets, which have one attention layer, for pooling, and no blocks."""
+    return hasattr(visual, "attnpool") or hasattr(visual, "layer1")
+
+
+def image_resolution(visual: Any) -> int:
+    """Side in pixels of the square images that a vision tower takes, of a ViT or a ResNet."""
+    if is_resnet(visual):
+        return _square_resolution(visual, 32, int(visual.attnpool.positional_embedding.shape[0]))
+    return VisionTower(visual).input_resolution
+
+
 def _check_vision(visual: Any) -> None:
-    if hasattr(visual, "attnpool") or hasattr(visual, "layer1"):
+    if is_resnet(visual):
         raise ValueError(
             f"the vision tower is a ResNet ({type(visual).__name__}), which has no attention heads to give roles to: "
             'use a ViT, for example "ViT-B/16".'
