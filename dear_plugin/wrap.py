@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear_plugin.block_check import check_blocks
 from dear_plugin.config import CORE_ATTRIBUTES, DearConfig
 from dear_plugin.encoder import (
     ImageFeatures,
@@ -113,6 +114,8 @@ class RoleCLIP(nn.Module):
         self.clip = float32_copy(clip_model) if is_half_on_cpu(clip_model) else clip_model
         self.vision_tower: VisionTower = vision_tower(self.clip)
         self.text_tower: TextTower = text_tower(self.clip)
+        check_blocks(self.vision_tower, self.clip, range(config.first_layer, self.vision_tower.layers))
+        check_blocks(self.text_tower, self.clip, range(config.text_first_layer, self.text_tower.layers))
         self.config = config
         self.role_map = role_map
         self.adapter = DearAdapter(config, self.vision_tower, self.text_tower)

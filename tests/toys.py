@@ -49,16 +49,27 @@ GEOMETRIES = {
 }
 
 
+# OpenAI's geometries with their own patch, resolution, head width and number of tokens; only depth and width are less.
+EXACT = {
+    f"{name} {library}": Geometry(
+        library, 3, 64 * heads, heads, 2, 64, 1, patch=patch, resolution=resolution, quick_gelu=library != "open_clip")
+    for name, heads, patch, resolution in (
+        ("ViT-B/32", 2, 32, 224), ("ViT-B/16", 2, 16, 224), ("ViT-L/14", 3, 14, 224), ("ViT-L/14@336px", 3, 14, 336))
+    for library in ("openai", "open_clip", "hf")
+}
+ALL = {**GEOMETRIES, **EXACT}
+
+
 def toy_clip(name: str = "open_clip", *, seed: int = 0, **open_clip_vision: object) -> nn.Module:
     """A fresh random CLIP in eval mode; built once per geometry and seed, then copied."""
     if open_clip_vision:
-        return _build(GEOMETRIES[name], seed, open_clip_vision)
+        return _build(ALL[name], seed, open_clip_vision)
     return copy.deepcopy(_cached(name, seed))
 
 
 @cache
 def _cached(name: str, seed: int) -> nn.Module:
-    return _build(GEOMETRIES[name], seed, {})
+    return _build(ALL[name], seed, {})
 
 
 def _build(g: Geometry, seed: int, vision: dict) -> nn.Module:
@@ -129,7 +140,7 @@ def stock_text(clip: nn.Module, ids: Tensor) -> Tensor:
 
 
 def toy_images(name: str = "open_clip", n: int = 3, *, seed: int = 1) -> Tensor:
-    g = GEOMETRIES[name]
+    g = ALL[name]
     return torch.randn(n, 3, g.resolution, g.resolution, generator=torch.Generator().manual_seed(seed))
 
 
@@ -146,13 +157,13 @@ def toy_ids(classes: int = 5, *, seed: int = 2) -> Tensor:
 
 
 def uniform_map(name: str, role: str, attribute: str | None = None) -> RoleMap:
-    g = GEOMETRIES[name]
+    g = ALL[name]
     return RoleMap.uniform(role, layers=range(g.first_layer, g.layers), heads=g.heads, attribute=attribute)
 
 
 def varied_map(name: str) -> RoleMap:
     """All three roles in one map; a head of each kind comes as early as the number of heads allows."""
-    g = GEOMETRIES[name]
+    g = ALL[name]
     kinds = [
         HeadInfo(HeadRole.ATTRIBUTE, "color", 0.4),
         HeadInfo(HeadRole.MIXED, None, 1.8),
@@ -166,7 +177,7 @@ def varied_map(name: str) -> RoleMap:
 
 def one_core_head(name: str, attribute: str = "color") -> RoleMap:
     """One attribute head in the first adapted layer, all other heads generalization."""
-    g = GEOMETRIES[name]
+    g = ALL[name]
     cells = [(layer, head) for layer in range(g.first_layer, g.layers) for head in range(g.heads)]
     infos = {cell: HeadInfo(HeadRole.GENERALIZATION) for cell in cells}
     infos[g.first_layer, g.heads - 1] = HeadInfo(HeadRole.ATTRIBUTE, attribute)
