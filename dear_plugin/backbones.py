@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dear_plugin.hosts import clip_host
 from dear_plugin.messages import nearest
 from dear_plugin.model_identity import ModelIdentity, identity
+from dear_plugin.towers import image_resolution, is_resnet
 from dear_plugin.weight_files import read_safetensors, read_state_dict
 
 ASSETS = Path(__file__).parent / "assets"
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
-# OpenAI's names -> open_clip's. ResNets are known by name so that they are refused before a download.
+# OpenAI's names -> open_clip's. ResNets have the same name in both.
 _OPENAI_VITS = {
     "ViT-B/32": "ViT-B-32",
     "ViT-B/16": "ViT-B-16",
@@ -40,18 +42,24 @@ class Backbone(NamedTuple):
     input_resolution: int  # pixels
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    identity: ModelIdentity
+    identity: ModelIdentity | None  # None for a ResNet, whose roles cannot be asked for
     name: str
 
 
 def load_backbone(
-    name_or_path: str | os.PathLike, *, device: str | torch.device = "cpu", precision: str = "fp32"
+    name_or_path: str | os.PathLike,
+    *,
+    device: str | torch.device = "cpu",
+    precision: str = "fp32",
+    resnet: bool = False,
 ) -> Backbone:
     """Load a frozen CLIP in eval mode.
 
     Names: "tiny" (shipped), OpenAI's ViTs ("ViT-B/16", ...), "open_clip:<name>/<tag>"; or the path of an OpenAI
     archive, of a state dict in OpenAI's keys (.pt), or of a safetensors file.
     `precision` of the weights: fp32, fp16 or bf16.
+    `resnet`: also take a CLIP with a ResNet ("RN50", ...), whose `identity` is then None; by default it is a
+    ValueError, before any download. Weights that cannot be fetched are a FileNotFoundError that says what to do.
     """
     if precision not in _DTYPES:
         raise ValueError(f"precision must be one of {', '.join(_DTYPES)}, got {precision!r}.")
@@ -59,35 +67,37 @@ def load_backbone(
     if text == "tiny":
         model, name = build_openai_clip(unpack_tiny(_read_tiny()), precision=precision), "tiny"
     elif Path(text).is_file() or Path(text).is_dir():
-        model, name = _from_file(Path(text), precision), Path(text).stem
+        model, name = _from_file(Path(text), precision, resnet), Path(text).stem
     elif text.startswith("open_clip:"):
-        return _finish(*_from_open_clip(text, precision), device=device)
+        return _finish(*_from_open_clip(text, precision, resnet), device=device)
     else:
-        model, name = _from_openai_name(text, precision), text
+        model, name = _from_openai_name(text, precision, resnet), text
     return _finish(model, name, Tokenizer(context_length=model.context_length), device=device)
 
 
 def _finish(model: nn.Module, name: str, tokenizer: "Tokenizer", *, device: str | torch.device) -> Backbone:
     model = model.to(device).eval().requires_grad_(False)
     size, mean, std = image_values(model)
-    return Backbone(model, tokenizer, size, mean, std, identity(model, name=name), name)
+    known = None if is_resnet(model.visual) else identity(model, name=name)
+    return Backbone(model, tokenizer, size, mean, std, known, name)
 
 
 def image_values(clip: Any) -> tuple[int, tuple, tuple]:
     """Of the image transform: size in pixels, mean and std per channel (OpenAI's where the model does not say)."""
-    from dear_plugin.towers import vision_tower
+    visual = clip_host(clip).visual
+    mean = tuple(getattr(visual, "image_mean", None) or OPENAI_MEAN)
+    std = tuple(getattr(visual, "image_std", None) or OPENAI_STD)
+    return image_resolution(visual), mean, std
 
-    mean = tuple(getattr(clip.visual, "image_mean", None) or OPENAI_MEAN)
-    std = tuple(getattr(clip.visual, "image_std", None) or OPENAI_STD)
-    return vision_tower(clip).input_resolution, mean, std
 
-
-def build_openai_clip(state_dict: Mapping[str, Tensor], *, precision: str = "fp32") -> nn.Module:
+def build_openai_clip(
+    state_dict: Mapping[str, Tensor], *, precision: str = "fp32", resnet: bool = False
+) -> nn.Module:
     """A CLIP from a state dict in OpenAI's keys; open_clip's own builder reads the geometry from the shapes."""
     from open_clip.model import build_model_from_openai_state_dict, convert_weights_to_lp
 
     state = {k: v for k, v in state_dict.items() if k not in ("input_resolution", "context_length", "vocab_size")}
-    _check_openai_keys(state)
+    _check_openai_keys(state, resnet)
     dtype = _DTYPES[precision]
     try:
         # The builder casts to fp16 and back would round fp32 files: build in fp32, load, then cast what OpenAI casts.
@@ -102,56 +112,94 @@ def build_openai_clip(state_dict: Mapping[str, Tensor], *, precision: str = "fp3
     return model.eval()
 
 
-def _check_openai_keys(state: Mapping[str, Tensor]) -> None:
-    if any(key.startswith("visual.layer1.") for key in state):
-        raise ValueError('the weights are a ResNet CLIP: roles need attention heads, use a ViT such as "ViT-B/16".')
-    wanted = (
+def _check_openai_keys(state: Mapping[str, Tensor], resnet: bool) -> None:
+    is_resnet = any(key.startswith("visual.layer1.") for key in state)
+    if is_resnet and not resnet:
+        raise ValueError(_no_resnet("the file"))
+    pooled = ["visual.attnpool.positional_embedding", "visual.attnpool.c_proj.weight"]
+    wanted = [
         "visual.conv1.weight",
-        "visual.positional_embedding",
-        "visual.proj",
+        *(pooled if is_resnet else ["visual.positional_embedding", "visual.proj"]),
         "text_projection",
         "positional_embedding",
         "token_embedding.weight",
         "ln_final.weight",
-    )
+    ]
     missing = [key for key in wanted if key not in state]
     if missing:
-        raise ValueError(f"state dict is not in OpenAI's CLIP layout: it has no {', '.join(missing)}.")
-    for key in ("visual.conv1.weight", "ln_final.weight"):
+        hint = ""
+        if any(key.startswith("text_model.") for key in state):
+            hint = (" It is in Hugging Face's: load it with transformers.CLIPModel.from_pretrained and give the model "
+                    "to wrap_clip_with_roles.")
+        raise ValueError(f"state dict is not in OpenAI's CLIP layout: it has no {', '.join(missing)}.{hint}")
+    for key in ("ln_final.weight",) if is_resnet else ("visual.conv1.weight", "ln_final.weight"):
         if state[key].shape[0] % _HEAD_WIDTH:
             raise ValueError(f"{key} has width {state[key].shape[0]}, not a multiple of the head width {_HEAD_WIDTH}.")
+
+
+def _no_resnet(name: str) -> str:
+    return (
+        f'{name} is a ResNet CLIP: roles need attention heads, use a ViT such as "ViT-B/16" '
+        "(CoOp, CoCoOp and ZeroshotCLIP take ResNets; load_backbone takes resnet=True)."
+    )
 
 
 # -- by name and by file ----------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path, precision: str) -> nn.Module:
+def _from_file(path: Path, precision: str, resnet: bool) -> nn.Module:
     state = read_state_dict(path)
     if _ROWS in state:
         state = unpack_tiny(state)
     try:
-        return build_openai_clip(state, precision=precision)
+        return build_openai_clip(state, precision=precision, resnet=resnet)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _from_openai_name(name: str, precision: str) -> nn.Module:
-    if name in _OPENAI_RESNETS:
-        raise ValueError(f'{name} is a ResNet CLIP: roles need attention heads, use a ViT such as "ViT-B/16".')
-    known = {**{v: v for v in _OPENAI_VITS.values()}, **_OPENAI_VITS}
+def _from_openai_name(name: str, precision: str, resnet: bool) -> nn.Module:
+    if name in _OPENAI_RESNETS and not resnet:
+        raise ValueError(_no_resnet(name))
+    known = {**{v: v for v in _OPENAI_VITS.values()}, **_OPENAI_VITS, **{name: name for name in _OPENAI_RESNETS}}
     if name not in known:
-        names = ["tiny", *_OPENAI_VITS]
+        names = ["tiny", *_OPENAI_VITS, *(_OPENAI_RESNETS if resnet else ())]
         raise ValueError(
             f"unknown backbone {name!r}: no such file, and not one of {', '.join(names)}, "
             f"open_clip:<name>/<tag>.{nearest(name, names)}"
         )
     cached = Path.home() / ".cache" / "clip" / f"{known[name]}{'px' if known[name].endswith('336') else ''}.pt"
     if cached.is_file():
-        return _from_file(cached, precision)
+        _check_sum(cached, known[name])
+        return _from_file(cached, precision, resnet)
     return _create(known[name], "openai", precision, force_quick_gelu=True)
 
 
-def _from_open_clip(text: str, precision: str) -> tuple[nn.Module, str, "Tokenizer"]:
+def _digest(file: Any) -> str:
+    digest = hashlib.sha256()
+    while part := file.read(1 << 24):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _check_sum(cached: Path, name: str) -> None:
+    """Compare a file in OpenAI's cache with the sha256 that stands in its address."""
+    import open_clip
+
+    parts = (open_clip.get_pretrained_cfg(name, "openai") or {}).get("url", "").split("/")
+    wanted = parts[-2] if len(parts) > 2 and len(parts[-2]) == 64 else ""
+    if not wanted:
+        return
+    with cached.open("rb") as file:
+        found = _digest(file)
+    if found != wanted:
+        raise ValueError(
+            f"{cached} has sha256 {found[:12]}..., OpenAI's {cached.name} has {wanted[:12]}...: incomplete or another "
+            "file. Delete it to fetch it anew; without network copy the right file there. To use it as it is, pass "
+            "its path."
+        )
+
+
+def _from_open_clip(text: str, precision: str, resnet: bool) -> tuple[nn.Module, str, "Tokenizer"]:
     import open_clip
 
     name, _, tag = text.removeprefix("open_clip:").rpartition("/")
@@ -159,6 +207,8 @@ def _from_open_clip(text: str, precision: str) -> tuple[nn.Module, str, "Tokeniz
         raise ValueError(f"{text!r}: wanted open_clip:<name>/<tag>, for example open_clip:ViT-B-16/laion2b_s34b_b88k.")
     if name not in open_clip.list_models():
         raise ValueError(f"open_clip has no model {name!r}.{nearest(name, open_clip.list_models())}")
+    if isinstance(open_clip.get_model_config(name)["vision_cfg"].get("layers"), list) and not resnet:
+        raise ValueError(_no_resnet(name))
     tags = open_clip.list_pretrained_tags_by_model(name)
     if tag not in tags:
         raise ValueError(f"open_clip has no weights {tag!r} for {name}, but: {', '.join(tags) or 'none'}.")

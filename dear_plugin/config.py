@@ -43,6 +43,7 @@ class DearConfig:
     lambda_reg: float = 1.0  # weight of L_reg (term: paper; value: ours)
     lambda_fusion: float = 0.1  # weight of L_fusion (term: paper; value: ours)
     class_chunk: int | None = None  # classes per text pass with recomputation; None: all at once (ours)
+    recompute: bool = False  # vision layers with tokens are computed again for the gradient: less memory (ours)
 
     def __post_init__(self) -> None:
         if isinstance(self.attributes, str) or not isinstance(self.attributes, Iterable):
@@ -62,7 +63,7 @@ class DearConfig:
         for name in ("lambda_reg", "lambda_fusion"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} cannot be negative, got {getattr(self, name)}.")
-        for name in ("token_mixing", "per_layer_maps", "role_mask"):
+        for name in ("token_mixing", "per_layer_maps", "role_mask", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         if self.attribute_projection not in ("trained", "frozen"):

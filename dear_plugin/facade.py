@@ -1,6 +1,7 @@
-"""The two parts of a RoleCLIP that foreign code takes away and calls by itself: `visual` and `transformer`."""
+"""What foreign code sees of a RoleCLIP: its parts `visual` and `transformer`, its argument names, its logits."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,35 @@ _VISUAL_NAMES = (
 )
 
 
+class ClipLogits(NamedTuple):
+    """A pair, as OpenAI's clip gives it, with the names that transformers gives it."""
+
+    logits_per_image: Tensor  # [N, C]
+    logits_per_text: Tensor  # [C, N]
+
+
+def positional(
+    image: Tensor | None, text: Tensor | None, named: Mapping[str, Tensor], end_index: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(image, text) from OpenAI's arguments or transformers' names; others are refused with the known ones."""
+    known = ("pixel_values", "input_ids", "attention_mask")
+    unknown = [name for name in named if name not in known]
+    image, text = named.get("pixel_values", image), named.get("input_ids", text)
+    if unknown or image is None or text is None:
+        got = ", ".join([*unknown, *(name for name in known if name in named)]) or "one argument alone"
+        raise TypeError(f"a RoleCLIP takes (image, text), or {', '.join(known)} by name; got {got}.")
+    if named.get("attention_mask") is not None:
+        check_padding(named["attention_mask"], end_index(text))
+    return image, text
+
+
+def check_padding(attention_mask: Tensor, end: Tensor) -> None:
+    """Refuse a text mask [C, L] that hides a position up to the end token [C]; what comes after it is never read."""
+    needed = torch.arange(attention_mask.shape[1], device=end.device) <= end[:, None]
+    if bool((needed & (attention_mask == 0)).any()):
+        raise ValueError("attention_mask hides positions up to the end token: pad on the right (padding_side='right').")
+
+
 class RoleVisual(nn.Module):
     """`clip_model.visual` of a RoleCLIP: images [N, 3, R, R] -> adapted CLS features [N, E]."""
 
@@ -38,7 +68,7 @@ class RoleVisual(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in _VISUAL_NAMES:
-            return getattr(self.role_clip.clip.visual, name)
+            return getattr(self.role_clip.host.visual, name)
         return super().__getattr__(name)
 
 

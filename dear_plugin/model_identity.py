@@ -8,6 +8,15 @@ from dear_plugin.messages import check_fields
 
 # Two copies of one CLIP may come from different libraries or under different names: these fields do not decide.
 _INFORMATIVE = ("family", "name")
+_FAMILIES = {"open_clip": "open_clip", "transformers": "transformers"}
+_ACTIVATIONS = {  # class name -> name; transformers has classes of its own for the same functions
+    "QuickGELU": "quick_gelu",
+    "QuickGELUActivation": "quick_gelu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+}
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,12 @@ class ModelIdentity:
 
 
 def identity(clip: Any, *, name: str | None = None) -> ModelIdentity:
-    """Identity of an OpenAI or open_clip model; `name` is kept for the reader and decides nothing."""
+    """Identity of a CLIP of any supported library; `name` is kept for the reader and decides nothing."""
     from dear_plugin.towers import text_tower, vision_tower
 
     vision, text = vision_tower(clip), text_tower(clip)
     return ModelIdentity(
-        family="open_clip" if type(clip).__module__.split(".")[0] == "open_clip" else "openai",
+        family=_FAMILIES.get(type(clip).__module__.split(".")[0], "openai"),
         name=name,
         layers=vision.layers,
         heads=vision.heads,
@@ -75,26 +84,27 @@ def identity(clip: Any, *, name: str | None = None) -> ModelIdentity:
 
 def activation_name(block: Any) -> str:
     """ "quick_gelu", "gelu", "gelu_tanh", or the class name of another activation of a block's MLP."""
-    activation = getattr(block.mlp, "gelu", None)
+    activation = getattr(block.mlp, "gelu", None) or getattr(block.mlp, "activation_fn", None)
     if activation is None:
         return "unknown"
-    if type(activation).__name__ == "QuickGELU":
-        return "quick_gelu"
-    if type(activation).__name__ == "GELU":
+    kind = type(activation).__name__
+    if kind == "GELU":
         return "gelu" if getattr(activation, "approximate", "none") == "none" else "gelu_tanh"
-    return type(activation).__name__
+    return _ACTIVATIONS.get(kind, kind)
 
 
 def weights_hash(clip: Any) -> str:
     """sha256 over the state dict: per key in sorted order its name, its shape, its values rounded to fp16.
 
     Rounding to fp16 first makes a model and its half-precision copy one and the same model (OpenAI's files are
-    half, and are loaded as half or as fp32 depending on the device).
+    half, and are loaded as half or as fp32 depending on the device). Keys and shapes are OpenAI's whatever the library.
     """
     import torch
 
+    from dear_plugin.hosts import clip_host
+
     digest = hashlib.sha256()
-    state = clip.state_dict()
+    state = clip_host(clip).state_dict()
     for key in sorted(state):
         value = state[key].detach()
         rounded = value.to(device="cpu", dtype=torch.float16).contiguous()

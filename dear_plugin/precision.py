@@ -86,3 +86,9 @@ def tensor_version(tensor: Tensor) -> tuple:
     """Changes whenever a tensor is written in place, replaced, cast or moved."""
     written = 0 if tensor.is_inference() else tensor._version
     return (tensor.data_ptr(), written, tensor.dtype, tensor.device)
+
+
+def parameters_version(module: nn.Module, *, sums: bool = False) -> tuple:
+    """tensor_version of every parameter; with `sums` their sums too, as writing through .data leaves no other trace."""
+    found = tuple(tensor_version(p) for p in module.parameters())
+    return (found, tuple(float(p.detach().double().sum()) for p in module.parameters())) if sums else found

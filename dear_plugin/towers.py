@@ -8,28 +8,32 @@ from torch import Tensor, nn
 
 from dear_plugin.attention import attention_weights, masked_attention, pick_rows, projections
 from dear_plugin.head_groups import HeadGroups
+from dear_plugin.hosts import clip_host
 from dear_plugin.model_identity import ModelIdentity, identity
 from dear_plugin.speed import speed
 
-__all__ = ["VisionTower", "TextTower", "vision_tower", "text_tower", "text_host", "ModelIdentity", "identity"]
+__all__ = [
+    "VisionTower", "TextTower", "vision_tower", "text_tower", "text_host", "is_resnet", "image_resolution",
+    "ModelIdentity", "identity",
+]
 
 
 def vision_tower(clip: Any) -> "VisionTower":
-    """View on the vision tower of an OpenAI or open_clip CLIP; other towers are refused by the part that is unlike."""
+    """View on the vision tower of a CLIP (OpenAI's clip, open_clip, transformers); others are refused by the part."""
     _refuse_wrappers(clip)
-    return VisionTower(clip.visual)
+    return VisionTower(clip_host(clip).visual)
 
 
 def text_tower(clip: Any) -> "TextTower":
-    """View on the text tower of an OpenAI or open_clip CLIP; other towers are refused by the part that is unlike."""
+    """View on the text tower of a CLIP (OpenAI's clip, open_clip, transformers); others are refused by the part."""
     _refuse_wrappers(clip)
     return TextTower(text_host(clip))
 
 
-def text_host(clip: Any) -> nn.Module:
-    """The module that owns the text tower's parts: the CLIP itself, or its `text` (open_clip's CustomTextCLIP)."""
-    host = getattr(clip, "text", None)
-    return host if isinstance(host, nn.Module) else clip
+def text_host(clip: Any) -> Any:
+    """What owns the text tower's parts: the CLIP itself, or its `text` (open_clip's CustomTextCLIP, a view)."""
+    host = clip_host(clip)
+    return getattr(host, "text", None) or host
 
 
 def _refuse_wrappers(clip: Any) -> None:
@@ -42,8 +46,11 @@ def _refuse_wrappers(clip: Any) -> None:
         raise ValueError(f"the CLIP is inside {type(clip).__name__}: give its .module instead.")
     if hasattr(clip, "role_map"):
         raise ValueError("the CLIP is wrapped already (RoleCLIP): give its .clip to wrap it anew.")
-    if not hasattr(clip, "visual"):
-        raise ValueError(f"a {type(clip).__name__} has no `visual`: wanted a CLIP of OpenAI's clip or of open_clip.")
+    if not hasattr(clip_host(clip), "visual"):
+        raise ValueError(
+            f"a {type(clip).__name__} has no `visual`: wanted a CLIP of OpenAI's clip or of open_clip, or the "
+            "CLIPModel of transformers (both towers)."
+        )
 
 
 class _Tower:
@@ -67,11 +74,11 @@ class _Tower:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights that this tower computes with."""
-        return self.blocks[0].attn.in_proj_weight.dtype
+        return self.blocks[0].attn.out_proj.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.blocks[0].attn.in_proj_weight.device
+        return self.blocks[0].attn.out_proj.weight.device
 
     def _run_stock(self, x: Tensor, start: int, stop: int, **kwargs: Any) -> Tensor:
         """Call the host's own blocks on x [N, L, D], in the axis order that each of them wants."""
@@ -267,8 +274,20 @@ def take_positions(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device), index]
 
 
+def is_resnet(visual: Any) -> bool:
+    """Whether a vision tower is one of CLIP's ResNets, which have one attention layer, for pooling, and no blocks."""
+    return hasattr(visual, "attnpool") or hasattr(visual, "layer1")
+
+
+def image_resolution(visual: Any) -> int:
+    """Side in pixels of the square images that a vision tower takes, of a ViT or a ResNet."""
+    if is_resnet(visual):
+        return _square_resolution(visual, 32, int(visual.attnpool.positional_embedding.shape[0]))
+    return VisionTower(visual).input_resolution
+
+
 def _check_vision(visual: Any) -> None:
-    if hasattr(visual, "attnpool") or hasattr(visual, "layer1"):
+    if is_resnet(visual):
         raise ValueError(
             f"the vision tower is a ResNet ({type(visual).__name__}), which has no attention heads to give roles to: "
             'use a ViT, for example "ViT-B/16".'

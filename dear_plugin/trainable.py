@@ -29,7 +29,8 @@ class DearAdapter(Float32Module):
             per_layer=config.per_layer_maps,
         )
         trained = config.attribute_projection == "trained" and len(config.attributes) > 0
-        projection = vision.proj.detach().clone().to(torch.float32) if trained else None
+        # contiguous: a Hugging Face projection is the other way round
+        projection = vision.proj.detach().to(torch.float32, copy=True).contiguous() if trained else None
         self.register_parameter("attribute_projection", None if projection is None else nn.Parameter(projection))
         self.fusion = TaskAdaptiveFusion(len(config.attributes), config.cls_weight)
         self.to(vision.device)

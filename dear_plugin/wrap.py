@@ -1,6 +1,7 @@
 """wrap_clip_with_roles() -> RoleCLIP: a frozen CLIP with attribute tokens and role masks that answers like a CLIP."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear_plugin.block_check import check_blocks
 from dear_plugin.config import CORE_ATTRIBUTES, DearConfig
 from dear_plugin.encoder import (
     ImageFeatures,
@@ -21,8 +23,9 @@ from dear_plugin.encoder import (
     read_with_tokens,
     run_with_tokens,
 )
-from dear_plugin.facade import RoleTransformer, RoleVisual, readable, with_inserted
+from dear_plugin.facade import ClipLogits, RoleTransformer, RoleVisual, positional, readable, with_inserted
 from dear_plugin.head_groups import HeadGroups, as_groups
+from dear_plugin.hosts import clip_host
 from dear_plugin.masks import TokenLayout, build_role_mask
 from dear_plugin.precision import (
     evaluating,
@@ -31,11 +34,13 @@ from dear_plugin.precision import (
     in_float32,
     is_half_on_cpu,
     note_half_on_cpu,
-    tensor_version,
+    parameters_version,
 )
+from dear_plugin.recompute import Recomputing
 from dear_plugin.resolve import resolve_config, resolve_roles
 from dear_plugin.roles import RoleMap
 from dear_plugin.speed import speed
+from dear_plugin.state_keys import hide_clip_prefix
 from dear_plugin.tokens import TokenSchedule
 from dear_plugin.towers import TextTower, VisionTower, read_plain, text_tower, vision_tower
 from dear_plugin.trainable import DearAdapter
@@ -46,6 +51,7 @@ TEXT_POSITION = 1
 # What foreign code reads from a CLIP as a value; the host's own parts are handed through.
 _TEXT_NAMES = ("token_embedding", "positional_embedding", "ln_final", "text_projection", "attn_mask")
 _CLIP_NAMES = ("logit_scale", "logit_bias", "vocab_size", "context_length")
+_HOST_CALLS = ("get_image_features", "get_text_features")  # where the host itself has them
 
 
 def wrap_clip_with_roles(
@@ -64,8 +70,9 @@ def wrap_clip_with_roles(
     role_mask: bool = True,
     cls_weight: float = 0.7,
     class_chunk: int | None = None,
+    recompute: bool = False,
 ) -> "RoleCLIP":
-    """Give a CLIP (OpenAI's clip, or open_clip) attribute tokens and role masks; see DearConfig for each knob.
+    """Give a CLIP (OpenAI's clip, open_clip, transformers) attribute tokens and role masks; DearConfig has each knob.
 
     `roles`: a RoleMap, the path of its JSON, the name of a shipped map, or "auto" (the shipped map of this very model).
     Nothing about the model is changed; it is run as a constant in eval mode, and what trains is `.adapter`.
@@ -83,6 +90,7 @@ def wrap_clip_with_roles(
         role_mask=role_mask,
         cls_weight=cls_weight,
         class_chunk=class_chunk,
+        recompute=recompute,
     )
     return wrap_clip_with_config(clip_model, roles, config)
 
@@ -109,6 +117,8 @@ class RoleCLIP(nn.Module):
         self.clip = float32_copy(clip_model) if is_half_on_cpu(clip_model) else clip_model
         self.vision_tower: VisionTower = vision_tower(self.clip)
         self.text_tower: TextTower = text_tower(self.clip)
+        check_blocks(self.vision_tower, self.clip, range(config.first_layer, self.vision_tower.layers))
+        check_blocks(self.text_tower, self.clip, range(config.text_first_layer, self.text_tower.layers))
         self.config = config
         self.role_map = role_map
         self.adapter = DearAdapter(config, self.vision_tower, self.text_tower)
@@ -119,8 +129,12 @@ class RoleCLIP(nn.Module):
         self.text_schedule = TokenSchedule(config.text_first_layer, TEXT_POSITION, "mix", config.beta)
         self.layout = TokenLayout(self.vision_tower.sequence_length, config.attributes)
         self._build_masks()
-        self.register_state_dict_post_hook(_drop_clip_prefix)
-        self.register_load_state_dict_pre_hook(_add_clip_prefix)
+        hide_clip_prefix(self)
+
+    @property
+    def host(self) -> Any:
+        """`clip` under OpenAI's names: itself, or a view on it."""
+        return clip_host(self.clip)
 
     def _build_masks(self) -> None:
         for layer in range(self.config.first_layer, self.vision_tower.layers):
@@ -152,17 +166,14 @@ class RoleCLIP(nn.Module):
         tokens = self._vision_tokens()
         if tokens is None:
             with evaluating(self.clip):
-                return self.clip.encode_image(image.to(self.vision_tower.dtype))
+                return self.host.encode_image(image.to(self.vision_tower.dtype))
         trunk = self._trunk(image, keep_graph=torch.is_grad_enabled() and image.requires_grad)
         with frozen_weights(self.clip):
             cls, _ = self._adapt(trunk, tokens)
             return self.vision_tower.project(cls)
 
     def _trunk(self, images: Any, *, keep_graph: bool = False) -> Tensor:
-        """Images -> the input of the first layer with tokens [N, 1 + P, D]; nothing learned is in it.
-
-        The graph is kept for a caller who wants the gradient of an image.
-        """
+        """Images -> input of the first layer with tokens [N, 1 + P, D]; `keep_graph` for gradients of images."""
         mode = frozen_weights(self.clip) if keep_graph else evaluating(self.clip)
         with mode, torch.set_grad_enabled(keep_graph):
             return self.vision_tower.run(self.vision_tower.embed(images), 0, self.config.first_layer)
@@ -194,7 +205,8 @@ class RoleCLIP(nn.Module):
         """The trunk's output [N, 1 + P, D] and tokens [A, D] -> CLS row [N, D], the tokens' outputs [N, A, D]."""
         masks, start = self.role_masks(), self.config.first_layer
         rule = as_groups(masks, self._groups) if speed().grouped_heads else masks
-        return read_with_tokens(self.vision_tower, trunk, tokens, self.vision_schedule, read=0, allow=rule, start=start)
+        tower = Recomputing(self.vision_tower, self.clip) if self.config.recompute else self.vision_tower
+        return read_with_tokens(tower, trunk, tokens, self.vision_schedule, read=0, allow=rule, start=start)
 
     def _vision_tokens(self) -> Tensor | None:
         return self.adapter.tokens.for_vision() if self._enabled else None
@@ -233,7 +245,7 @@ class RoleCLIP(nn.Module):
     def _encode_text(self, text: Tensor) -> Tensor:
         if self._text_tokens() is None:
             with evaluating(self.clip):
-                return self.clip.encode_text(text)
+                return self.host.encode_text(text)
         return self.text_features(self.text_prefix(text))
 
     def text_prefix(self, ids: Tensor) -> TextPrefix:
@@ -285,16 +297,19 @@ class RoleCLIP(nn.Module):
 
     # -- both ---------------------------------------------------------------------------------------------------
 
-    def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, image: Tensor | None = None, text: Tensor | None = None, **named: Tensor) -> ClipLogits:
         """CLIP's own contract: (logits_per_image [N, C], logits_per_text [C, N]) from encode_image and encode_text.
 
-        DeAR's fused class logits are class_logits().
+        The names of transformers (pixel_values, input_ids, attention_mask) are taken too. DeAR's fused class logits
+        are class_logits().
         """
+        if named or image is None or text is None:
+            image, text = positional(image, text, named, self.text_tower.end_index)
         image_features = F.normalize(self._encode_image(image), dim=-1)
         text_features = F.normalize(self._encode_text(text), dim=-1)
         scale = self.clip.logit_scale.detach().exp().to(image_features.dtype)
         logits = self._to_output(scale * image_features @ text_features.t())
-        return logits, logits.t()
+        return ClipLogits(logits, logits.t())
 
     def class_logits(self, image: ImageFeatures, text: Tensor) -> Tensor:
         """Fused logits [N, C] in fp32 from image features and text features [C, E] (CLIP's own where disabled)."""
@@ -323,12 +338,8 @@ class RoleCLIP(nn.Module):
 
     def version(self, *, adapter: bool = True) -> tuple:
         """Differs after any change of a weight, a load, a cast, a move or a switch by disabled(): the key of caches."""
-        frozen = tuple(tensor_version(p) for p in self.clip.parameters())
-        if not adapter:
-            return frozen
-        # Sums beside versions: code that writes through .data leaves no other trace.
-        trained = tuple((tensor_version(p), float(p.detach().double().sum())) for p in self.adapter.parameters())
-        return (frozen, trained, self._enabled)
+        frozen = parameters_version(self.clip)
+        return (frozen, parameters_version(self.adapter, sums=True), self._enabled) if adapter else frozen
 
     def save_adapter(self, directory: str | os.PathLike) -> Path:
         """Write adapter.safetensors and adapter.json into `directory`."""
@@ -368,7 +379,9 @@ class RoleCLIP(nn.Module):
         if name in _TEXT_NAMES and "text_tower" in self.__dict__:
             return getattr(self.text_tower.host, name)
         if name in _CLIP_NAMES and "clip" in self.__dict__.get("_modules", {}):
-            return getattr(self._modules["clip"], name)
+            return getattr(self.host, name)
+        if name in _HOST_CALLS and name in getattr(self.host, "adapted_calls", ()):
+            return functools.partial(self.host.adapted_calls[name], self)
         return super().__getattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RoleCLIP":
@@ -385,16 +398,3 @@ class RoleCLIP(nn.Module):
             "a RoleCLIP does not run under nn.DataParallel: replicas would share the towers of the first device. "
             "Use one device (CUDA_VISIBLE_DEVICES), or one process per device with DistributedDataParallel."
         )
-
-
-def _drop_clip_prefix(module: nn.Module, state: dict, prefix: str, local_metadata: dict) -> None:
-    """In a state dict the host's keys read as they do in the host itself."""
-    start = f"{prefix}clip."
-    for key in [k for k in state if k.startswith(start)]:
-        state[prefix + key[len(start) :]] = state.pop(key)
-
-
-def _add_clip_prefix(module: nn.Module, state: dict, prefix: str, *args: Any) -> None:
-    own = (f"{prefix}clip.", f"{prefix}adapter.")
-    for key in [k for k in state if k.startswith(prefix) and not k.startswith(own)]:
-        state[f"{prefix}clip.{key[len(prefix) :]}"] = state.pop(key)

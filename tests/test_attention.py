@@ -7,15 +7,19 @@ from torch.nn.utils import parametrize
 from toys import GEOMETRIES, toy_clip
 
 from dear_plugin.attention import attention_weights, masked_attention, projections
+from dear_plugin.hf_clip import HfAttention
+from dear_plugin.towers import vision_tower
 
 
 def _attention(name):
     torch.manual_seed(3)
-    attention = toy_clip(name).visual.transformer.resblocks[0].attn
+    attention = vision_tower(toy_clip(name)).blocks[0].attn
     return attention, torch.randn(2, 7, GEOMETRIES[name].width)
 
 
 def _stock(attention, x, mask=None):
+    if isinstance(attention, HfAttention):
+        return attention.attention(x, None if mask is None else mask[None])[0]
     if not isinstance(attention, nn.MultiheadAttention):
         return attention(x, attn_mask=mask)
     order = (lambda t: t) if attention.batch_first else (lambda t: t.transpose(0, 1))
@@ -81,7 +85,7 @@ def test_modules_that_do_more_than_their_weights_say_are_refused():
 
     attention, _ = _attention("open_clip")
     attention.out_proj = LoraLinear(128, 128)
-    with pytest.raises(ValueError, match="layer 2, attn.out_proj is a LoraLinear, not a plain Linear"):
+    with pytest.raises(ValueError, match="layer 2, attn.out_proj is a LoraLinear of test_attention, not"):
         projections(attention, where="layer 2, attn")
 
     with pytest.raises(ValueError, match="is a Linear without in_proj_weight"):

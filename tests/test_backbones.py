@@ -100,8 +100,13 @@ def test_files_that_are_no_clip_are_refused(state, tmp_path):
     with pytest.raises(ValueError, match="other.pt: state dict is not in OpenAI's CLIP layout: it has no visual.conv1"):
         load_backbone(tmp_path / "other.pt")
     torch.save({"visual.layer1.0.conv1.weight": torch.zeros(1)}, tmp_path / "rn.pt")
-    with pytest.raises(ValueError, match="a ResNet CLIP: roles need attention heads"):
+    with pytest.raises(ValueError, match="rn.pt: the file is a ResNet CLIP: roles need attention heads"):
         load_backbone(tmp_path / "rn.pt")
+    with pytest.raises(ValueError, match="no visual.conv1.weight, visual.attnpool.positional_embedding"):
+        load_backbone(tmp_path / "rn.pt", resnet=True)
+    torch.save({"text_model.final_layer_norm.bias": torch.zeros(1)}, tmp_path / "hf.pt")
+    with pytest.raises(ValueError, match="It is in Hugging Face's: load it with transformers.CLIPModel"):
+        load_backbone(tmp_path / "hf.pt")
     torch.save({k: v for k, v in state.items() if k != "ln_final.bias"}, tmp_path / "hole.pt")
     with pytest.raises(ValueError, match=r"does not fit CLIP's layout: [\s\S]*ln_final.bias"):
         load_backbone(tmp_path / "hole.pt")
@@ -128,6 +133,19 @@ def test_names_are_checked(monkeypatch):
         load_backbone("open_clip:ViT-B-16/nope")
     with pytest.raises(ValueError, match="precision must be one of fp32, fp16, bf16, got 'half'"):
         load_backbone("tiny", precision="half")
+
+
+def test_a_cached_file_with_another_checksum_says_what_to_do(monkeypatch, tmp_path):
+    (tmp_path / ".cache" / "clip").mkdir(parents=True)
+    for name in ("ViT-B-16.pt", "RN50.pt", "ViT-L-14-336px.pt"):
+        (tmp_path / ".cache" / "clip" / name).write_bytes(b"half a download")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=r"ViT-B-16.pt has sha256 .*, OpenAI's .* has 5806e77cd80f.*network copy"):
+        load_backbone("ViT-B/16")
+    with pytest.raises(ValueError, match="OpenAI's RN50.pt has afeb0e10f9e5"):
+        load_backbone("RN50", resnet=True)
+    with pytest.raises(ValueError, match="OpenAI's ViT-L-14-336px.pt has 3035c92b3509"):
+        load_backbone("ViT-L/14@336px")
 
 
 def test_without_network_the_error_says_what_to_do(monkeypatch, tmp_path):

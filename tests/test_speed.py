@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from toys import GEOMETRIES, close, toy_clip, toy_ids, toy_images, varied_map, wrapped
+from toys import GEOMETRIES, close, stock_image, stock_text, toy_clip, toy_ids, toy_images, varied_map, wrapped
 
 from dear_plugin import loss_terms
 from dear_plugin.attention import masked_attention, projections
@@ -90,8 +90,8 @@ def test_reading_rows_equals_running_all(geometry, schedule):
 def test_reading_a_row_of_the_stock_tower(geometry):
     clip, images, ids = toy_clip(geometry), toy_images(geometry), toy_ids()
     vision, text = vision_tower(clip), text_tower(clip)
-    assert close(vision.project(read_plain(vision, vision.embed(images), 0)), clip.encode_image(images))
-    assert close(text.project(read_plain(text, text.embed(ids), text.end_index(ids))), clip.encode_text(ids))
+    assert close(vision.project(read_plain(vision, vision.embed(images), 0)), stock_image(clip, images))
+    assert close(text.project(read_plain(text, text.embed(ids), text.end_index(ids))), stock_text(clip, ids))
 
 
 # -- heads in groups --------------------------------------------------------------------------------------------

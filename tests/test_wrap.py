@@ -3,7 +3,19 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import GEOMETRIES, close, one_core_head, toy_clip, toy_ids, toy_images, uniform_map, varied_map, wrapped
+from toys import (
+    GEOMETRIES,
+    close,
+    one_core_head,
+    stock_image,
+    stock_text,
+    toy_clip,
+    toy_ids,
+    toy_images,
+    uniform_map,
+    varied_map,
+    wrapped,
+)
 
 from dear_plugin import wrap_clip_with_roles
 from dear_plugin.roles import HeadInfo, RoleMap
@@ -17,11 +29,11 @@ def test_without_tokens_it_is_the_stock_model_bit_for_bit(geometry, asks, grad):
     # Torch picks kernels by requires_grad and by the grad mode: equal in each of them, before and after wrapping.
     clip, images, ids = toy_clip(geometry).requires_grad_(asks), toy_images(geometry), toy_ids()
     with torch.set_grad_enabled(grad):
-        image, text = clip.encode_image(images), clip.encode_text(ids)
+        image, text = stock_image(clip, images), stock_text(clip, ids)
         role_clip = wrapped(geometry, clip=clip, attributes=(), text_tokens=0)
         for stock in (clip, toy_clip(geometry).requires_grad_(asks)):
-            assert torch.equal(role_clip.encode_image(images), image) and torch.equal(stock.encode_image(images), image)
-            assert torch.equal(role_clip.encode_text(ids), text) and torch.equal(stock.encode_text(ids), text)
+            assert torch.equal(role_clip.encode_image(images), image) and torch.equal(stock_image(stock, images), image)
+            assert torch.equal(role_clip.encode_text(ids), text) and torch.equal(stock_text(stock, ids), text)
         assert role_clip.encode_image_attributes(images).shape == (len(images), 0, image.shape[1])
         if not grad:
             features = role_clip.image_features(images, frozen=True)
@@ -31,7 +43,7 @@ def test_without_tokens_it_is_the_stock_model_bit_for_bit(geometry, asks, grad):
 @torch.no_grad()
 def test_disabled_is_the_stock_model_bit_for_bit_and_nests(geometry):
     clip, images, ids = toy_clip(geometry), toy_images(geometry), toy_ids()
-    image, text = clip.encode_image(images), clip.encode_text(ids)
+    image, text = stock_image(clip, images), stock_text(clip, ids)
     role_clip = wrapped(geometry, clip=clip)
     adapted = role_clip.encode_image(images)
     with role_clip.disabled():
@@ -100,7 +112,7 @@ def test_a_map_of_mixed_heads_is_plain_attention(geometry):
 @torch.no_grad()
 def test_trunk_reuse_equals_the_plain_pass_bit_for_bit(geometry):
     role_clip, images = wrapped(geometry), toy_images(geometry)
-    stock = role_clip.clip.encode_image(images)
+    stock = stock_image(role_clip.clip, images)
     features = role_clip.image_features(images, frozen=True)
     assert torch.equal(features.cls, role_clip.encode_image(images))
     assert torch.equal(features.attributes, role_clip.encode_image_attributes(images))
@@ -135,7 +147,7 @@ def test_cut_and_cached_text_equals_full_text(geometry):
     assert close(role_clip.text_features(prefix), full)
     assert close(role_clip.encode_text(ids), full)
     assert close(role_clip.cached_text_features(ids), full)
-    assert close(prefix.frozen, role_clip.clip.encode_text(ids))
+    assert close(prefix.frozen, stock_text(role_clip.clip, ids))
     assert not close(full, prefix.frozen, 1e-3) and tokens.shape[0] == 5, "text tokens do something"
 
 
@@ -197,7 +209,7 @@ def test_text_features_are_never_stale(tmp_path):
     check()
     assert not torch.equal(role_clip.cached_text_features(ids[:3]), first[:3]), "another class list"
     with role_clip.disabled():
-        assert close(role_clip.cached_text_features(ids), role_clip.clip.encode_text(ids))
+        assert close(role_clip.cached_text_features(ids), stock_text(role_clip.clip, ids))
     before = role_clip.cached_prefix(ids)
     role_clip.bfloat16()
     assert role_clip.cached_prefix(ids) is not before and role_clip.cached_prefix(ids).hidden.dtype == torch.bfloat16

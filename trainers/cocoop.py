@@ -55,6 +55,7 @@ class CoCoOp(ClipTrainer):
     """Cross-entropy; the text tower runs for every pair of image and class, in chunks that change nothing."""
 
     precision_key = "TRAINER.COCOOP.PREC"
+    takes_resnet = True
     memory_key = "TRAINER.COCOOP.CHUNK"
 
     def build_method(self) -> None:

@@ -78,6 +78,7 @@ class CoOp(ClipTrainer):
     """Cross-entropy on the logits of learnt prompts; both encoders stay frozen."""
 
     precision_key = "TRAINER.COOP.PREC"
+    takes_resnet = True
 
     def build_method(self) -> None:
         settings = self.cfg.TRAINER.COOP

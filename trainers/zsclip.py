@@ -13,6 +13,7 @@ class ZeroshotCLIP(ClipTrainer):
     """Plain CLIP with the data set's template. Only evaluation makes sense, and needs no adapter."""
 
     trains = False
+    takes_resnet = True
 
     def build_method(self) -> None:
         pass

@@ -60,6 +60,7 @@ class ClipTrainer(MethodTrainer):
     """A method on a frozen CLIP: a subclass has build_method, class_text_features, logits, forward_backward."""
 
     precision_key = ""  # e.g. "TRAINER.COOP.PREC"
+    takes_resnet = False  # whether encode_image is all it asks of the vision tower
     memory_key = ""  # the setting that lowers the memory of a step, shown beside the estimate
 
     def build_model(self) -> None:
@@ -68,7 +69,8 @@ class ClipTrainer(MethodTrainer):
         if not name:
             raise ValueError("MODEL.BACKBONE.NAME is empty; set it in the method's YAML or by --backbone")
         print(f"Loading CLIP (backbone: {name})")
-        self.backbone: Backbone = load_backbone(name, device=self.device, precision=self.precision.backbone)
+        self.backbone: Backbone = load_backbone(
+            name, device=self.device, precision=self.precision.backbone, resnet=self.takes_resnet)
         self._check_input_size()
         self.clip: nn.Module = self.backbone.model
         self._text_cache: tuple[Any, Tensor] | None = None

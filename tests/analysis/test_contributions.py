@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import GEOMETRIES, toy_clip, toy_images
+from toys import GEOMETRIES, stock_image, toy_clip, toy_images
 
 from dear_plugin.analysis.contributions import head_contributions
 from dear_plugin.towers import vision_tower
@@ -14,7 +14,7 @@ def test_parts_sum_to_the_cls_feature(geometry, count):
     tower = vision_tower(clip)
     layers = None if count is None else range(tower.layers - count, tower.layers)
     with torch.no_grad():
-        wanted = clip.encode_image(images)
+        wanted = stock_image(clip, images)
     parts = head_contributions(tower, images, layers)
     assert parts.heads.shape == (3, count or tower.layers, GEOMETRIES[geometry].heads, GEOMETRIES[geometry].embed)
     error = (parts.total() - wanted).norm() / wanted.norm()
@@ -26,7 +26,7 @@ def test_parts_sum_to_the_cls_feature(geometry, count):
 def test_the_sum_is_exact_in_float64(name):
     clip, images = toy_clip(name).double(), toy_images(name).double()
     with torch.no_grad():
-        wanted = clip.encode_image(images)
+        wanted = stock_image(clip, images)
     error = (head_contributions(vision_tower(clip), images).total() - wanted).norm() / wanted.norm()
     assert error < 1e-12
 

@@ -17,7 +17,8 @@ def test_memory_estimate_is_near_what_autograd_keeps(geometry):
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
+        packed = tensor.numel() == 3 * tower.width**2  # of a Hugging Face model: a weight, if made anew, no activation
+        if storage.data_ptr() not in weights and not packed:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
