@@ -46,13 +46,22 @@ def test_a_file_gives_the_model_and_no_identity(weights):
     assert close(half.encode_image(images.bfloat16()).float(), wanted.encode_image(images), 0.05)
 
 
-def test_openais_own_resnet_is_the_same_model(weights):
+SMALL = (32, 64, (1, 1, 1, 1), 8, None, 77, 49408, 64, 1, 2)  # OpenAI's arguments
+RN50 = (1024, 224, (3, 4, 6, 3), 64, None, 77, 49408, 512, 8, 12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("numbers", [SMALL, pytest.param(RN50, marks=pytest.mark.slow)], ids=["small", "RN50"])
+def test_openais_own_resnet_is_the_same_model(tmp_path, numbers):
     openai = pytest.importorskip("clip.model", reason="OpenAI's clip is not installed (tests only)")
-    theirs = openai.CLIP(32, 64, (1, 1, 1, 1), 8, None, 77, 49408, 64, 1, 2).eval().requires_grad_(False)
-    theirs.load_state_dict(torch.load(weights, weights_only=True))
-    images = torch.randn(2, 3, 64, 64)
-    ours = load_backbone(weights, resnet=True)
-    assert torch.allclose(ours.model.encode_image(images), theirs.encode_image(images), atol=1e-5)
+    torch.manual_seed(0)
+    theirs = openai.CLIP(*numbers).eval()
+    torch.save(theirs.state_dict(), tmp_path / "rn.pt")
+    ours = load_backbone(tmp_path / "rn.pt", resnet=True)
+    assert ours.input_resolution == numbers[1]
+    images, ids = torch.randn(2, 3, numbers[1], numbers[1]), ours.tokenize(["a red cup", "a star"])
+    assert close(ours.model.encode_image(images), theirs.encode_image(images), 1e-5)
+    assert close(ours.model.encode_text(ids), theirs.encode_text(ids), 1e-5)
 
 
 def test_names_reach_the_loader_only_where_a_resnet_is_taken(monkeypatch, tmp_path):

@@ -60,7 +60,7 @@ class DeAR(ClipTrainer):
     """One frozen CLIP gives adapted and frozen features in the same step; only the adapter is trained and saved."""
 
     precision_key = "TRAINER.DEAR.PREC"
-    memory_key = "TRAINER.DEAR.CLASS_CHUNK, or a smaller batch"
+    memory_key = "TRAINER.DEAR.CLASS_CHUNK, TRAINER.DEAR.RECOMPUTE True, or a smaller batch"
 
     def build_method(self) -> None:
         settings = config_from_node(self.cfg.TRAINER.DEAR)
