@@ -132,7 +132,7 @@ def collect_moments(
     """Add the contributions of all pictures to `moments`; batch b goes to block b modulo the number of blocks.
 
     With `state`, the pass is saved now and then under `key` (what the result depends on) and `resume` goes on from
-    there; the file is removed at the end.
+    there. The file stays: what is made of the moments can be interrupted too, so the caller removes it.
     """
     done = _restore(state, key, moments) if resume and state is not None else Collected()
     starts = range(done.position, len(pictures), batch_size)
@@ -149,8 +149,6 @@ def collect_moments(
             saved_at = time.monotonic()
     if not done.digests:
         raise ValueError(f"none of the {len(pictures)} pictures can be read, the first: {pictures.name(0)}.")
-    if state is not None:
-        state.unlink(missing_ok=True)
     return done
 
 
