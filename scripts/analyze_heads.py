@@ -46,7 +46,7 @@ from dear_plugin.backbones import ASSETS, Backbone  # noqa: E402
 from dear_plugin.engine.progress import progress  # noqa: E402
 from dear_plugin.engine.records import peak_memory_mib  # noqa: E402
 from dear_plugin.roles import write_json_atomically  # noqa: E402
-from dear_plugin.towers import VisionTower, vision_tower  # noqa: E402
+from dear_plugin.towers import VisionTower, text_tower, vision_tower  # noqa: E402
 from dear_plugin.weight_files import read_safetensors  # noqa: E402
 
 Heads = dict[tuple[int, int], HeadSentences]
@@ -127,9 +127,11 @@ def sentence_pool(args: argparse.Namespace, backbone: Backbone) -> tuple[list[st
 
 @torch.no_grad()
 def text_features(backbone: Backbone, pool: list[str], device: str) -> Tensor:
-    """Unit features [M, E] of the pool."""
-    parts = [backbone.model.encode_text(backbone.tokenize(pool[i : i + 128]).to(device)).float()
-             for i in progress(range(0, len(pool), 128), "sentences")]
+    """Unit features [M, E] of the pool; positions after the longest end token are never read, so never computed."""
+    tower, parts = text_tower(backbone.model), []
+    for i in progress(range(0, len(pool), 128), "sentences"):
+        ids = backbone.tokenize(pool[i : i + 128]).to(device)
+        parts.append(tower.encode_embedded(tower.embed(ids), tower.end_index(ids)).float())
     return torch.nn.functional.normalize(torch.cat(parts), dim=-1)
 
 
