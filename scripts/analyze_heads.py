@@ -187,15 +187,15 @@ class Analysis:
 
 def resampled_maps(analysis: Analysis, moments: textspan.HeadMoments, text: Tensor, pool: list[str],
                    layers: tuple[int, ...], args: argparse.Namespace) -> list[RoleMap]:
-    """The whole way again from resampled blocks of pictures; a draw without concepts keeps no role."""
+    """The whole way again from resampled blocks of pictures; a draw without concepts or pictures keeps no role."""
     maps = []
     weights = textspan.resampled_weights(moments.blocks, draws=args.bootstrap, seed=args.seed)
     for row in progress(weights, "resampled pictures"):
-        found = textspan.describe_heads(moments.total(row), text, n=args.n, rank=args.rank, span=args.span)
         try:
+            found = textspan.describe_heads(moments.total(row), text, n=args.n, rank=args.rank, span=args.span)
             maps.append(analysis.role_map(described(found, pool, layers), model=None))
         except ValueError:
-            maps.append(RoleMap.uniform("mixed", layers=layers, heads=len(found[0])))
+            maps.append(RoleMap.uniform("mixed", layers=layers, heads=moments.sums.shape[2]))
     return maps
 
 
