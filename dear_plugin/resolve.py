@@ -2,16 +2,21 @@
 
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from dear_plugin.config import DearConfig
-from dear_plugin.model_identity import identity
+from dear_plugin.model_identity import ModelIdentity, identity
 from dear_plugin.roles import RoleMap, shipped_map_names
 from dear_plugin.towers import TextTower, VisionTower
 
 
 def resolve_roles(roles: RoleMap | str | os.PathLike, clip: Any, vision: VisionTower) -> RoleMap:
-    """A RoleMap that fits the model, from a map, a path, the name of a shipped map, or "auto"."""
+    """A RoleMap that fits the model, from a map, a path, the name of a shipped map, or "auto".
+
+    "auto": the shipped map that carries the identity of these very weights; of several the first by name (so `tiny`
+    before `tiny_entropy`). A map that names only a geometry is never taken so: give its name.
+    """
     if not isinstance(roles, (RoleMap, str, os.PathLike)):
         raise TypeError(f'roles must be a RoleMap, a path, a name or "auto", got {type(roles).__name__}.')
     if isinstance(roles, str) and roles == "auto":
@@ -24,20 +29,23 @@ def resolve_roles(roles: RoleMap | str | os.PathLike, clip: Any, vision: VisionT
 def check_fit(role_map: RoleMap, clip: Any, vision: VisionTower) -> None:
     """Refuse a map of another geometry or of another model, naming what disagrees."""
     if role_map.heads != vision.heads:
-        raise ValueError(f"role map has {role_map.heads} heads a layer, the vision tower has {vision.heads}.")
+        raise ValueError(f"role map has {role_map.heads} heads a layer, the vision tower has {vision.heads}. "
+                         + _advice(identity(clip)))
     if role_map.layers[-1] >= vision.layers:
         raise ValueError(
-            f"role map names layer {role_map.layers[-1]}, the vision tower has layers 0-{vision.layers - 1}."
+            f"role map names layer {role_map.layers[-1]}, the vision tower has layers 0-{vision.layers - 1}. "
+            + _advice(identity(clip))
         )
     if role_map.model is None:
         _check_intended(role_map, clip)
         return
-    different = role_map.model.difference(identity(clip))
+    here = identity(clip)
+    different = role_map.model.difference(here)
     if different:
         label = role_map.model.name or role_map.model.family
         raise ValueError(
             f"role map of another model ({label}); the map's against this model's {'; '.join(different)}. "
-            "Roles belong to the very weights they were found on: make a map for this model, or use its own."
+            "Roles belong to the very weights they were found on. " + _advice(here)
         )
 
 
@@ -47,24 +55,49 @@ def _check_intended(role_map: RoleMap, clip: Any) -> None:
     if not intended:
         return
     here, name = identity(clip), role_map.parameters.get("backbone", "another model")
-    different = [f"{key}: {value!r} against {getattr(here, key)!r}" for key, value in intended.items()
-                 if getattr(here, key) != value]
+    different = _geometry_difference(intended, here)
     if different:
-        raise ValueError(f"role map of another model ({name}); the map's against this model's {'; '.join(different)}.")
+        raise ValueError(f"role map of another model ({name}); the map's against this model's {'; '.join(different)}. "
+                         + _advice(here))
     warnings.warn(f"role map of {name} by {role_map.method}: {role_map.parameters.get('source', 'source not stated')}. "
                   "It names no hash of the weights, so only the geometry was compared.", stacklevel=2)
 
 
+def _geometry_difference(intended: Mapping[str, Any], here: ModelIdentity) -> list[str]:
+    return [f"{key}: {value!r} against {getattr(here, key)!r}" for key, value in intended.items()
+            if getattr(here, key) != value]
+
+
+def fitting_maps(here: ModelIdentity) -> list[str]:
+    """Names of the shipped maps for this model: by its identity, or by geometry where a map has no hash of weights."""
+    fitting = []
+    for name in shipped_map_names():
+        role_map = RoleMap.load(name)
+        intended = role_map.parameters.get("intended")
+        if role_map.model is not None:
+            fits = not role_map.model.difference(here)
+        else:
+            fits = bool(intended) and not _geometry_difference(intended, here)
+        fitting += [name] if fits else []
+    return fitting
+
+
+def _advice(here: ModelIdentity) -> str:
+    fitting = fitting_maps(here)
+    shipped = f"shipped and fitting: {', '.join(fitting)}" if fitting else "none of the shipped ones fits"
+    return (f"Give another map (roles=, TRAINER.DEAR.ROLES): {shipped}; scripts/analyze_heads.py makes one, all-mixed "
+            "and all-generalization (RoleMap.uniform) need none.")
+
+
 def _shipped_map_of(clip: Any) -> RoleMap:
-    here, names = identity(clip), shipped_map_names()
-    for name in names:
+    here = identity(clip)
+    for name in shipped_map_names():  # sorted
         role_map = RoleMap.load(name)
         if role_map.model is not None and not role_map.model.difference(here):
             return role_map
     raise ValueError(
-        f'roles="auto": no shipped role map fits this model (sha256 {here.sha256[:12]}..., {here.layers} layers of '
-        f"{here.heads} heads, {here.activation}); shipped: {', '.join(names) or 'none'}. Make one with "
-        "scripts/probe_heads.py and pass its path, or pass RoleMap.uniform(role, layers=..., heads=...)."
+        f'roles="auto": no shipped role map carries the identity of this model (sha256 {here.sha256[:12]}..., '
+        f"{here.layers} layers of {here.heads} heads, {here.activation}). " + _advice(here)
     )
 
 

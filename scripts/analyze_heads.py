@@ -44,11 +44,13 @@ from dear_plugin.analysis.entropy import (  # noqa: E402
 )
 from dear_plugin.backbones import ASSETS, Backbone  # noqa: E402
 from dear_plugin.engine.progress import progress  # noqa: E402
+from dear_plugin.engine.records import peak_memory_mib  # noqa: E402
 from dear_plugin.roles import write_json_atomically  # noqa: E402
-from dear_plugin.towers import VisionTower, vision_tower  # noqa: E402
+from dear_plugin.towers import VisionTower, text_tower, vision_tower  # noqa: E402
 from dear_plugin.weight_files import read_safetensors  # noqa: E402
 
 Heads = dict[tuple[int, int], HeadSentences]
+STATE = "moments.safetensors"  # below --out, until the role map is written
 SMALL_POOL = 500  # below it the whole pool is clustered: the sentences of the heads alone are too few to form clusters
 
 
@@ -81,6 +83,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=int, default=64)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--resume", action="store_true", help="go on after an interruption")
+    add("--save-every", type=float, default=120.0, help="seconds between two savings of what --resume goes on from")
     add("--compare", nargs="*", default=[], help="role maps (paths or shipped names) to state the agreement with")
     add("--causal", type=int, default=0, help="labelled pictures of the procedural world for the causal check")
     add("--report-images", type=int, default=400, help="pictures that the report searches for examples; 0: no report")
@@ -124,9 +127,11 @@ def sentence_pool(args: argparse.Namespace, backbone: Backbone) -> tuple[list[st
 
 @torch.no_grad()
 def text_features(backbone: Backbone, pool: list[str], device: str) -> Tensor:
-    """Unit features [M, E] of the pool."""
-    parts = [backbone.model.encode_text(backbone.tokenize(pool[i : i + 128]).to(device)).float()
-             for i in progress(range(0, len(pool), 128), "sentences")]
+    """Unit features [M, E] of the pool; positions after the longest end token are never read, so never computed."""
+    tower, parts = text_tower(backbone.model), []
+    for i in progress(range(0, len(pool), 128), "sentences"):
+        ids = backbone.tokenize(pool[i : i + 128]).to(device)
+        parts.append(tower.encode_embedded(tower.embed(ids), tower.end_index(ids)).float())
     return torch.nn.functional.normalize(torch.cat(parts), dim=-1)
 
 
@@ -182,15 +187,15 @@ class Analysis:
 
 def resampled_maps(analysis: Analysis, moments: textspan.HeadMoments, text: Tensor, pool: list[str],
                    layers: tuple[int, ...], args: argparse.Namespace) -> list[RoleMap]:
-    """The whole way again from resampled blocks of pictures; a draw without concepts keeps no role."""
+    """The whole way again from resampled blocks of pictures; a draw without concepts or pictures keeps no role."""
     maps = []
     weights = textspan.resampled_weights(moments.blocks, draws=args.bootstrap, seed=args.seed)
     for row in progress(weights, "resampled pictures"):
-        found = textspan.describe_heads(moments.total(row), text, n=args.n, rank=args.rank, span=args.span)
         try:
+            found = textspan.describe_heads(moments.total(row), text, n=args.n, rank=args.rank, span=args.span)
             maps.append(analysis.role_map(described(found, pool, layers), model=None))
         except ValueError:
-            maps.append(RoleMap.uniform("mixed", layers=layers, heads=len(found[0])))
+            maps.append(RoleMap.uniform("mixed", layers=layers, heads=moments.sums.shape[2]))
     return maps
 
 
@@ -240,9 +245,10 @@ def from_pictures(args: argparse.Namespace, backbone: Backbone, tower: VisionTow
     start = time.perf_counter()
     done = streaming.collect_moments(
         tower, pictures, moments, layers=layers, prepare=prepare, batch_size=args.batch_size,
-        state=args.out / "moments.safetensors", key=key, resume=args.resume, progress=progress)
+        state=args.out / STATE, key=key, resume=args.resume, save_every_s=args.save_every, progress=progress)
     print(f"contributions of {len(layers) * tower.heads} heads over {moments.images} pictures "
-          f"in {time.perf_counter() - start:.1f} s on {args.device}")
+          f"in {time.perf_counter() - start:.1f} s on {args.device}, "
+          f"running sums of {moments.nbytes / 2**30:.2f} GiB")
     if done.skipped:
         print(f"left out {len(done.skipped)} unreadable pictures: {', '.join(done.skipped[:5])}")
     text = text_features(backbone, pool, args.device)
@@ -317,6 +323,9 @@ def write_report(args: argparse.Namespace, role_map: RoleMap, facts: dict, recor
 
 
 def run(args: argparse.Namespace) -> None:
+    for name in ("n", "rank", "layers", "batch_size"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     args.out.mkdir(parents=True, exist_ok=True)
     backbone = tower = None
     if args.textspan is None:
@@ -326,6 +335,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         role_map, facts = from_text(args)
     path = role_map.save(args.out / "roles.json")
+    (args.out / STATE).unlink(missing_ok=True)
     write_text(args.out, facts["heads"])
     print_table(role_map, facts["concepts"], facts["heads"], facts["sweep"])
     record = {"sweep": facts["sweep"], "skipped": facts.get("skipped", []), "agreement": {},
@@ -347,15 +357,22 @@ def run(args: argparse.Namespace) -> None:
     write_json_atomically(args.out / "heads.json", record)
     if args.report_images or args.png:
         write_report(args, role_map, facts, record, tower)
-    print(f"wrote {path} ({role_map.method}, {role_map.content_hash()[:12]})")
+    print(f"wrote {path} ({role_map.method}, {role_map.content_hash()[:12]}), "
+          f"peak memory {peak_memory_mib() / 1024:.2f} GiB")
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
     try:
-        run(parse())
+        run(args)
     except (ValueError, FileNotFoundError, ImportError) as error:
         print(f"analyze_heads.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        kept = (args.out / STATE).is_file()
+        print("analyze_heads.py: interrupted; " + ("the same command with --resume goes on from what was saved" if kept
+              else "nothing had been saved yet (--save-every)"), file=sys.stderr)
+        return 130
     return 0
 
 

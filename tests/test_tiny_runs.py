@@ -141,7 +141,8 @@ def test_a_role_map_of_another_model_is_refused(pictures, tmp_path, capfd):
     foreign = RoleMap.uniform("mixed", layers=range(8, 12), heads=12)
     foreign.save(tmp_path / "b16.json")
     assert call(pictures, tmp_path / "out", "TRAINER.DEAR.ROLES", str(tmp_path / "b16.json")) == 2
-    assert "12 heads" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "12 heads a layer, the vision tower has 4" in error and "shipped and fitting: tiny" in error
 
 
 def test_predict_on_a_picture_a_folder_and_a_broken_file(pictures, trained, tmp_path, monkeypatch, capsys):

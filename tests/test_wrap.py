@@ -262,7 +262,7 @@ def test_role_maps_must_fit():
         wrapped("open_clip", uniform_map("open_clip", "mixed"), first_layer=0)
     with pytest.raises(TypeError, match="roles must be a RoleMap, a path, a name"):
         wrap_clip_with_roles(toy_clip(), 3)
-    with pytest.raises(ValueError, match='roles="auto": no shipped role map fits this model .* RoleMap.uniform'):
+    with pytest.raises(ValueError, match='roles="auto": no shipped role map carries the identity .*RoleMap.uniform'):
         wrap_clip_with_roles(toy_clip())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def config_from_node(node: CfgNode) -> DearConfig:
     return DearConfig(**values)
 
 
+def described(name: str, role_map: RoleMap) -> str:
+    """One line for the log: which map, how it was made, how many heads of which role, and its source if it has one."""
+    infos = [info for row in role_map.infos for info in row]
+    counts = Counter(str(i.attribute) if i.role is HeadRole.ATTRIBUTE else i.role.value for i in infos)
+    shown = ", ".join(f"{count} {role}" for role, count in sorted(counts.items()))
+    source = role_map.parameters.get("source")
+    return (f"Role map: {name} ({role_map.method}, {role_map.content_hash()[:12]}), heads of layers "
+            f"{role_map.layers[0]}-{role_map.layers[-1]}: {shown}" + (f"; source: {source}" if source else ""))
+
+
 @TRAINER_REGISTRY.register()
 class DeAR(ClipTrainer):
     """One frozen CLIP gives adapted and frozen features in the same step; only the adapter is trained and saved."""
@@ -65,6 +76,7 @@ class DeAR(ClipTrainer):
     def build_method(self) -> None:
         settings = config_from_node(self.cfg.TRAINER.DEAR)
         self.role_clip = wrap_clip_with_config(self.clip, self._roles(settings), settings).to(self.device)
+        print(described(self.cfg.TRAINER.DEAR.ROLES, self.role_clip.role_map))
         self.adapter = self.role_clip.adapter
         self.optim = build_optimizer(self.adapter, self.cfg.OPTIM)
         self.sched = build_lr_scheduler(self.optim, self.cfg.OPTIM)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dear_plugin.analysis.concepts import Concepts
+from dear_plugin.analysis.concepts import OTHER, Concepts
 from dear_plugin.analysis.contributions import head_contributions
 from dear_plugin.analysis.entropy import HeadSentences, concept_distribution
 from dear_plugin.analysis.streaming import Pictures, Preparation, read_batch
@@ -161,7 +161,8 @@ def write_pngs(folder: Path, data: Mapping[str, Any]) -> list[Path]:
         axes["roles"].add_patch(_box(cell["head"], row, color(cell)))
         name = cell["attribute"] if cell["role"] == "attribute" else cell["role"]
         bits = "" if cell["bits"] is None else f"{cell['bits']:.2f}\n"
-        axes["roles"].text(cell["head"] + 0.5, row + 0.5, f"{bits}{name[:8]}", ha="center", va="center", fontsize=7)
+        shown = "general" if name == "generalization" else name
+        axes["roles"].text(cell["head"] + 0.5, row + 0.5, f"{bits}{shown}", ha="center", va="center", fontsize=7)
     axes["roles"].set(xlim=(0, data["heads"]), ylim=(len(layers), 0), xlabel="head", ylabel="layer")
     axes["roles"].set_xticks(np.arange(data["heads"]) + 0.5, range(data["heads"]))
     axes["roles"].set_yticks(np.arange(len(layers)) + 0.5, layers)
@@ -173,8 +174,11 @@ def write_pngs(folder: Path, data: Mapping[str, Any]) -> list[Path]:
     for k, concept in enumerate([{"name": "noise"}, *data["concepts"]], start=-1):
         points = [(x, y) for x, y, label, _ in data["points"] if label == k]
         if points:
-            axes["concepts"].scatter(*zip(*points, strict=True), s=8, label=concept["name"], alpha=0.8)
+            tint = colors.get(concept.get("attribute")) if concept.get("attribute") != OTHER else None  # else its own
+            axes["concepts"].scatter(*zip(*points, strict=True), s=9, label=concept["name"], edgecolors="#0006",
+                                     linewidths=0.3, c="#e3e3e3" if k < 0 else tint)
     axes["concepts"].legend(fontsize=6)
+    axes["concepts"].set(xlabel="two strongest directions of the sentence embeddings", xticks=[], yticks=[])
     paths = []
     for name, figure in figures.items():
         figure.savefig(folder / f"{name}.png", bbox_inches="tight")

@@ -129,18 +129,23 @@ def collect_moments(
     batch_size: int = 64, state: Path | None = None, key: str = "", resume: bool = False, save_every_s: float = 120.0,
     progress: Progress | None = None,
 ) -> Collected:
-    """Add the contributions of all pictures to `moments`; batch b goes to block b modulo the number of blocks.
+    """Add the contributions of all pictures to `moments`, a batch (or less, where there are few pictures) to each
+    block in turn, so that every block holds pictures from all over the list.
 
     With `state`, the pass is saved now and then under `key` (what the result depends on) and `resume` goes on from
-    there; the file is removed at the end.
+    there. The file stays: what is made of the moments can be interrupted too, so the caller removes it.
     """
     done = _restore(state, key, moments) if resume and state is not None else Collected()
     starts = range(done.position, len(pictures), batch_size)
+    run = max(1, min(batch_size, len(pictures) // moments.blocks))  # pictures in a row that go to one block
     saved_at = time.monotonic()
     for start in (progress or _silent)(starts, "contributions"):
-        _, pixels, skipped = read_batch(pictures, range(start, min(start + batch_size, len(pictures))))
+        read, pixels, skipped = read_batch(pictures, range(start, min(start + batch_size, len(pictures))))
         if pixels:
-            moments.add(head_contributions(tower, prepare(pixels), layers).heads, start // batch_size % moments.blocks)
+            heads = head_contributions(tower, prepare(pixels), layers).heads
+            blocks = [index // run % moments.blocks for index in read]
+            for block in dict.fromkeys(blocks):
+                moments.add(heads[[k for k, b in enumerate(blocks) if b == block]], block)
         done.digests += [pixel_digest(p) for p in pixels]
         done.skipped += skipped
         done.position = min(start + batch_size, len(pictures))
@@ -149,8 +154,6 @@ def collect_moments(
             saved_at = time.monotonic()
     if not done.digests:
         raise ValueError(f"none of the {len(pictures)} pictures can be read, the first: {pictures.name(0)}.")
-    if state is not None:
-        state.unlink(missing_ok=True)
     return done
 
 

@@ -35,6 +35,10 @@ class HeadMoments:
     def images(self) -> int:
         return int(self.counts.sum().item())
 
+    @property
+    def nbytes(self) -> int:
+        return sum(value.nbytes for value in self.state_dict().values())
+
     def add(self, heads: Tensor, block: int) -> None:
         """Add contributions [N, S, H, E] of N images to a block."""
         if heads.shape[1:] != self.sums.shape[1:]:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from dear_plugin.analysis.entropy import (
 from dear_plugin.analysis.streaming import ArrayPictures, Preparation, collect_moments
 from dear_plugin.analysis.textspan import HeadMoments, describe_heads
 from dear_plugin.model_identity import identity
+from dear_plugin.resolve import fitting_maps
 from dear_plugin.roles import HeadRole
 from dear_plugin.towers import vision_tower
 
@@ -150,6 +152,16 @@ def test_a_map_for_another_geometry_is_refused_by_its_intended_fields():
     small["parameters"] = {**small["parameters"], "intended": {"width": 128}}
     with pytest.warns(UserWarning, match="published-labels.*only the geometry was compared"):
         wrap_clip_with_roles(toy_clip("open_clip"), RoleMap.from_dict(small), latent_width=8)
+
+
+@pytest.mark.parametrize(("changes", "wanted"), [
+    ({}, ["openai_vit_b16"]), ({"patch_size": 32}, ["openai_vit_b32"]),
+    ({"activation": "gelu"}, ["open_clip_vit_b16_laion2b"]), ({"width": 640}, [])])
+def test_the_shipped_maps_of_a_geometry_are_named(changes, wanted):
+    here = identity(toy_clip("open_clip"))
+    intended = RoleMap.load("openai_vit_b16").parameters["intended"]
+    assert fitting_maps(replace(here, **{**intended, **changes})) == wanted
+    assert fitting_maps(RoleMap.load("tiny").model)[0] == "tiny"  # what "auto" takes
 
 
 def test_the_laion_map_holds_the_known_heads():

@@ -42,7 +42,17 @@ def test_a_pass_that_was_broken_off_goes_on_exactly(tmp_path):
     resumed, done = collect(ArrayPictures(PIXELS), state=state, key="k", resume=True)
     pairs = zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-    assert done.image_set_hash() == all_done.image_set_hash() and not state.exists()
+    assert done.image_set_hash() == all_done.image_set_hash()
+
+
+@pytest.mark.parametrize(("batch_size", "counts"), [(64, [2] * 4 + [1] * 12), (3, [2] * 4 + [1] * 12)])
+def test_few_pictures_are_spread_over_all_blocks(batch_size, counts):
+    moments = HeadMoments(1, 2, 32, blocks=16)
+    collect_moments(vision_tower(toy_clip("open_clip")), ArrayPictures(PIXELS), moments, layers=(2,), prepare=PREPARE,
+                    batch_size=batch_size)
+    assert moments.counts.tolist() == counts
+    whole, _ = collect(ArrayPictures(PIXELS))
+    assert torch.allclose(moments.total().second, whole.total().second)
 
 
 def test_unreadable_pictures_are_skipped_counted_and_named(tmp_path):
