@@ -10,7 +10,9 @@ from toys import close
 
 from dear_plugin import backbones, identity, load_backbone, wrap_clip_with_roles
 from dear_plugin.backbones import Tokenizer, build_openai_clip, image_values, pack_tiny, unpack_tiny
+from dear_plugin.resolve import resolve_roles
 from dear_plugin.roles import RoleMap
+from dear_plugin.towers import vision_tower
 
 VOCABULARY = 49408
 TEXTS = ["a red circle", "a photo of a cat, a type of pet."]
@@ -246,3 +248,10 @@ def test_every_public_name_exists():
         assert getattr(dear_plugin, name) is not None
     with pytest.raises(AttributeError, match="dear_plugin has no 'RoleClip'; its public names are:"):
         dear_plugin.RoleClip  # noqa: B018
+
+
+def test_of_two_maps_for_the_same_weights_auto_takes_the_first_by_name():
+    clip = load_backbone("tiny").model
+    assert resolve_roles("auto", clip, vision_tower(clip)).content_hash() == RoleMap.load("tiny").content_hash()
+    by_name = resolve_roles("tiny_entropy", clip, vision_tower(clip))
+    assert by_name.method == "concept-entropy" and by_name.content_hash() != RoleMap.load("tiny").content_hash()

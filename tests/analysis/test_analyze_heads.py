@@ -149,8 +149,9 @@ def test_killed_and_resumed_the_map_is_byte_identical(pictures, analysed, tmp_pa
             "    return read(self, index)\nt.streaming.FolderPictures.read = dying\n"
             "t.call(t.Path(sys.argv[1]), t.Path(sys.argv[2]), '--save-every', '0')")
     root = Path(__file__).parents[2]
+    env = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": f"{root}/tests:{root}"}
     done = subprocess.run([sys.executable, "-c", code, str(pictures), str(tmp_path)], cwd=root, capture_output=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root}/tests:{root}"}, timeout=300)
+                          env=os.environ | env, timeout=300)
     assert done.returncode == -9 and [p.name for p in tmp_path.iterdir()] == ["moments.safetensors"], done.stderr
     assert call(pictures, tmp_path, "--resume", "--report-images", "0") == 0
     assert (tmp_path / "roles.json").read_bytes() == (analysed / "roles.json").read_bytes()
