@@ -23,8 +23,11 @@ from edits import IMPORT, MMRL_GUARD, TRAIN_ADAPTER, TWO_LINES, WRAP  # noqa: E4
 from peers import PEERS, ROOT, needs_dassl, run_checkout, scalars  # noqa: E402
 from tiny_world import random_openai_state  # noqa: E402
 
+from dear_plugin.roles import RoleMap  # noqa: E402
+
 pytestmark = needs_dassl
 CHECKOUTS = ("CoOp", "multimodal-prompt-learning", "PromptSRC", "MMRL")
+SHIPPED = "openai_vit_b16"  # what README shows
 WITH_COOP = CHECKOUTS[:3]  # MMRL's has no CoOp trainer
 
 def insert(path: Path, line: str, ours: str) -> None:
@@ -51,7 +54,13 @@ def world(request, tmp_path_factory) -> Path:
     state = random_openai_state(layers=12, width=768, text_width=512, embed=512, size=request.param)
     torch.save({key: value.half() for key, value in state.items()}, folder / "clip.pt")
     write_eurosat(folder / "data" / "eurosat")
+    shipped = RoleMap.load(SHIPPED)  # is refused at 32 pixels; the roles are the same
+    RoleMap(shipped.layers, shipped.heads, shipped.infos).save(folder / "roles.json")
     return folder
+
+
+def roles_for(world: Path) -> str:
+    return SHIPPED if world.name.startswith("world-224") else str(world / "roles.json")
 
 
 def write_eurosat(folder: Path) -> None:
@@ -91,7 +100,7 @@ def dear_flags(world: Path, *, mmrl: bool = False, classes: str = "base") -> lis
     """DeAR takes a file as its backbone, so nothing is fetched; vit_b16.yaml is read where it is."""
     task = ("TASK", "B2N") if mmrl else ()
     return flags(world, "DeAR", DEAR_YAML, *task, "MODEL.BACKBONE.NAME", str(world / "clip.pt"),
-                 "TRAINER.DEAR.ROLES", "openai_vit_b16", "TRAINER.DEAR.PREC", "fp32", classes=classes)
+                 "TRAINER.DEAR.ROLES", roles_for(world), "TRAINER.DEAR.PREC", "fp32", classes=classes)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +150,7 @@ def test_their_coop_trains_on_a_role_clip(name, world, tmp_path):
     for kind in ("stock", "wrapped", "adapter"):
         if kind == "wrapped":
             insert(checkout / "trainers" / "coop.py", *IMPORT)
-            insert(checkout / "trainers" / "coop.py", *WRAP)
+            insert(checkout / "trainers" / "coop.py", WRAP[0], WRAP[1].replace(SHIPPED, roles_for(world)))
         if kind == "adapter":
             replace(checkout / "trainers" / "coop.py", *TRAIN_ADAPTER[0])
             insert(checkout / "trainers" / "coop.py", *TRAIN_ADAPTER[1])
