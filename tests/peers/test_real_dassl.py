@@ -19,7 +19,8 @@ from peers import DASSL, ROOT, needs_dassl, run_checkout, scalars
 pytestmark = needs_dassl
 TRAINERS = ("CoOp", "CoCoOp", "MaPLe", "PromptSRC", "MMRL", "DeAR")
 # Of result.json: when, how fast, where, and which engine.
-RUN_BOUND = {"started", "finished", "wall_time_s", "step_time_ms", "peak_memory_mib", "engine", "config", "loaded"}
+RUN_BOUND = {
+    "git", "started", "finished", "wall_time_s", "step_time_ms", "peak_memory_mib", "engine", "config", "loaded"}
 
 
 @pytest.fixture(scope="module")
