@@ -1,7 +1,7 @@
 """DeAR in copies of the published codebases on a real Dassl, and RoleCLIP in their own CoOp trainer; nothing is faked.
 
-DEAR_PEERS names a folder with the checkouts CoOp (ran at ff61507), multimodal-prompt-learning (27d8821), PromptSRC
-(bb95c77), MMRL (69bce21) and Dassl.pytorch (c61a1b5). The edits made to the copies are in edits.py: what README, "In
+DEAR_PEERS names a folder with the checkouts CoOp (ran at ff61507), multimodal-prompt-learning (69bce21), PromptSRC
+(bb95c77), MMRL (27d8821) and Dassl.pytorch (c61a1b5). The edits made to the copies are in edits.py: what README, "In
 your own codebase", tells a reader to write. Random ViT-B/16 weights, pictures in EuroSAT's layout.
 """
 
