@@ -28,6 +28,10 @@ class TextPrefix(NamedTuple):
     end: Tensor  # [C], position of the end token
     frozen: Tensor  # [C, E], the stock model's text feature
 
+    def of(self, classes: slice) -> "TextPrefix":
+        """The same of some classes."""
+        return TextPrefix(*(tensor[classes] for tensor in self))
+
 
 def run_with_tokens(
     tower: VisionTower | TextTower,
@@ -123,7 +127,7 @@ def by_class_chunks(run: Callable[[TextPrefix], Tensor], prefix: TextPrefix, chu
         return run(prefix)
     parts = []
     for at in range(0, classes, chunk):
-        part = TextPrefix(*(tensor[at : at + chunk] for tensor in prefix))
+        part = prefix.of(slice(at, at + chunk))
         if torch.is_grad_enabled():
             parts.append(checkpoint(lambda p=part: run(p), use_reentrant=False))
         else:

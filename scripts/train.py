@@ -9,7 +9,9 @@ Exit codes: 0 done (or done before), 2 bad input (one sentence on standard error
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -96,11 +98,14 @@ def build_config(args: argparse.Namespace) -> ConfigNode:
     """The frozen config of a call."""
     from datasets import table
     from dear_plugin.engine import get_cfg_default
+    from dear_plugin.engine.config import add_own_keys
+    from dear_plugin.engine.distributed import asked_for
 
     cfg = get_cfg_default()
     table.extend_cfg(cfg)
     for module in import_trainers():
         getattr(module, "extend_cfg", lambda _: None)(cfg)
+    add_own_keys(cfg)
     cfg.PROTOCOL = ""  # recorded in result.json, so that the report never mixes protocols; changes no number
     cfg.PER_DATASET = type(cfg)(new_allowed=True)
     for file in (args.dataset_config_file, args.config_file):
@@ -112,6 +117,8 @@ def build_config(args: argparse.Namespace) -> ConfigNode:
         if value is not None and value != "":
             set_key(cfg, key, tuple(value) if isinstance(value, list) else value)
     cfg.merge_from_list(args.opts)
+    if asked_for() > 1:  # what a worker draws would depend on the number of processes
+        cfg.DATALOADER.AUGMENT_SEED = "image"
     if cfg.RESUME == HERE:
         cfg.RESUME = cfg.OUTPUT_DIR
     cfg.freeze()
@@ -151,13 +158,24 @@ def check_names(cfg: Any) -> type:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Everything after the command line was read."""
-    import torch
-
-    from dear_plugin.engine import build_trainer, collect_env_info, engine_line, set_random_seed, setup_logger
-    from dear_plugin.engine.identity import check_model_dir, claim_folder, same_weights
+    """Everything after the command line was read; under torchrun in each of its processes."""
+    from dear_plugin.engine import ENGINE, distributed
 
     cfg = build_config(args)
+    if distributed.asked_for() > 1 and ENGINE != "builtin":
+        raise ValueError(f"torchrun wants the built-in engine, this is {ENGINE}: set DEAR_ENGINE=builtin")
+    with distributed.processes(use_cuda=cfg.USE_CUDA), contextlib.ExitStack() as silent:
+        if distributed.rank() > 0:
+            silent.enter_context(contextlib.redirect_stdout(silent.enter_context(open(os.devnull, "w"))))
+        run_here(args, cfg)
+
+
+def run_here(args: argparse.Namespace, cfg: ConfigNode) -> None:
+    import torch
+
+    from dear_plugin.engine import build_trainer, collect_env_info, distributed, engine_line, setup_logger
+    from dear_plugin.engine.identity import check_model_dir, claim_folder, same_weights
+
     trainer_class = check_names(cfg)
     trains = getattr(trainer_class, "trains", True)
     evaluates = args.eval_only or not trains
@@ -177,12 +195,12 @@ def run(args: argparse.Namespace) -> None:
                 print(folder.sentence())
                 return
             print(f"{args.model_dir} holds other weights than those evaluated in {folder.path}: evaluating again")
-    if cfg.SEED >= 0:
-        print(f"Setting fixed seed: {cfg.SEED}")
-        set_random_seed(cfg.SEED)
-    if not args.no_train:
+    set_seed(cfg.SEED)
+    if not args.no_train and distributed.rank() == 0:
         setup_logger(cfg.OUTPUT_DIR, append=folder.status == "interrupted")
     print(engine_line())
+    if distributed.world_size() > 1:
+        print(f"{distributed.world_size()} processes share each batch; the first one writes")
     if torch.cuda.is_available() and cfg.USE_CUDA:
         torch.backends.cudnn.benchmark = True
     show_call(args, cfg)
@@ -194,6 +212,19 @@ def run(args: argparse.Namespace) -> None:
         trainer.evaluate(args.model_dir, epoch=args.load_epoch)
     else:
         trainer.train()
+
+
+def set_seed(seed: int) -> None:
+    """Seed all generators; with a negative seed they stay random, in several processes alike."""
+    import torch
+
+    from dear_plugin.engine import distributed, set_random_seed
+
+    if seed >= 0:
+        print(f"Setting fixed seed: {seed}")
+        set_random_seed(seed)
+    elif distributed.world_size() > 1:
+        set_random_seed(distributed.first_only(torch.seed) % 2**32)
 
 
 def show_call(args: argparse.Namespace, cfg: Any) -> None:
@@ -216,10 +247,13 @@ def main(arguments: list[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     args = parse_arguments(arguments)
+    from dear_plugin.engine.distributed import OfFirstProcess
     from dear_plugin.engine.system import close_logger, log_only
 
     try:
         run(args)
+    except OfFirstProcess:  # the first process shows it
+        return 2
     except (ValueError, OSError, FloatingPointError) as error:
         import traceback
 

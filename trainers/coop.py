@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
 from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes, cosine_logits
+from dear_plugin.engine.distributed import by_classes
 from dear_plugin.towers import text_tower
 from trainers.published import coop_keys, read_published
 
@@ -99,7 +100,8 @@ class CoOp(ClipTrainer):
         return {f"text of {classes} classes": size}
 
     def class_text_features(self) -> Tensor:
-        return self.tower.encode_embedded(self.prompt_learner().to(self.tower.dtype), self.prompt_learner.end)
+        rows, end = self.prompt_learner().to(self.tower.dtype), self.prompt_learner.end
+        return by_classes(lambda part: self.tower.encode_embedded(rows[part], end[part]), len(end))
 
     def logits(self, images: Tensor, text: Tensor) -> Tensor:
         return cosine_logits(self.frozen_image(images), text, self.clip.logit_scale.exp())  # nothing learnt in images

@@ -14,6 +14,7 @@ from dear_plugin.adapter import save_adapter
 from dear_plugin.config import DearConfig
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
 from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes
+from dear_plugin.engine.distributed import by_classes
 from dear_plugin.fusion import loss_terms
 from dear_plugin.roles import HeadRole, RoleMap
 from dear_plugin.towers import vision_tower
@@ -124,18 +125,13 @@ class DeAR(ClipTrainer):
         settings, prefix = self.role_clip.config, self._text_prefix()
         with self.precision.autocast():
             image = self.role_clip.image_features(images, frozen=settings.lambda_reg > 0)
-            text = self.role_clip.text_features(prefix, chunk=settings.class_chunk)
+            text = by_classes(
+                lambda part: self.role_clip.text_features(prefix.of(part), chunk=settings.class_chunk), len(prefix.end))
             logits = self.role_clip.class_logits(image, text)
             terms = loss_terms(
                 logits=logits, labels=labels, image=image, text=text, frozen_text=prefix.frozen,
                 fusion=self.adapter.fusion, lambda_reg=settings.lambda_reg, lambda_fusion=settings.lambda_fusion)
-        self.check_finite(terms)
-        self.precision.backward_and_step(terms["total"], self.optim)
-        if self.batch_idx + 1 == self.num_batches:
-            self.update_lr()
-        accuracy = 100.0 * (logits.argmax(1) == labels).float().mean().item()
-        parts = {name: value.item() for name, value in terms.items() if name != "total"}
-        return {"loss": terms["total"].item(), **parts, "acc": accuracy}
+        return self.finish_step(terms, logits, labels)
 
     def export_adapter(self, directory: Path) -> None:
         """`adapter/` for use without this harness: wrap_clip_with_adapter, scripts/predict.py."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dear_plugin.encoder import read_with_tokens
+from dear_plugin.engine.distributed import by_classes
 from dear_plugin.tokens import TokenSchedule
 from dear_plugin.towers import TextTower, VisionTower, read_plain
 
@@ -68,8 +69,12 @@ def prompted_text(tower: TextTower, text: ClassSentences, prompts: Tensor) -> Te
     """Text features [C, E] with prompts [J, K, D]; the first row gets the positions of the words it stands for."""
     positions = tower.positional_embedding[1 : 1 + prompts.shape[1]].detach().to(prompts.dtype)
     rows = torch.cat([prompts[:1] + positions, prompts[1:]])
-    x, _ = read_with_tokens(tower, text.hidden, rows, IN_TEXT, read=text.end, outputs=False)
-    return tower.project(x)
+
+    def features(part: slice) -> Tensor:
+        x, _ = read_with_tokens(tower, text.hidden[part], rows, IN_TEXT, read=text.end[part], outputs=False)
+        return tower.project(x)
+
+    return by_classes(features, len(text.end))
 
 
 def prompted_image(tower: VisionTower, x: Tensor, prompts: Tensor | None) -> Tensor:

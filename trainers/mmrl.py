@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 from dear_plugin.encoder import TextPrefix, finish_text, make_text_prefix, read_with_tokens
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
 from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes, cosine_logits
+from dear_plugin.engine.distributed import by_classes
 from dear_plugin.engine.identity import read_run
 from dear_plugin.tokens import TokenSchedule
 from dear_plugin.towers import read_plain, text_tower, vision_tower
@@ -135,7 +136,9 @@ class MMRL(ClipTrainer):
 
     def class_text_features(self) -> Tensor:
         tokens = self.learner.mapped(self.learner.to_text)
-        return finish_text(self.text_tower, self.text_prefix(), tokens, self.in_text)
+        prefix = self.text_prefix()
+        return by_classes(
+            lambda part: finish_text(self.text_tower, prefix.of(part), tokens, self.in_text), len(prefix.end))
 
     def trunk(self, images: Tensor) -> Tensor:
         """[N, L, D] at the layer where tokens enter."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dear_plugin.backbones import Backbone, load_backbone
+from dear_plugin.engine import distributed
 from dear_plugin.engine.method import MethodTrainer
 from dear_plugin.engine.templates import template_for
 
@@ -44,14 +45,20 @@ class Precision:
     def autocast(self) -> AbstractContextManager:
         return torch.autocast(self.device.type, self.dtype, enabled=self.name == "amp")
 
-    def backward_and_step(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """One optimiser step; under fp16 autocast one whose scaled gradients overflow is left out (GradScaler)."""
+    def backward_and_step(self, loss: Tensor, optimizer: torch.optim.Optimizer, *, part: float = 1.0) -> None:
+        """One optimiser step; under fp16 autocast one whose scaled gradients overflow is left out (GradScaler).
+
+        `part` of the global batch is in `loss`; the gradients of all processes are summed.
+        """
         optimizer.zero_grad(set_to_none=True)
+        loss = loss if part == 1.0 else part * loss
         if self.scaler is None:
             loss.backward()
+            distributed.sum_gradients(optimizer)
             optimizer.step()
             return
         self.scaler.scale(loss).backward()
+        distributed.sum_gradients(optimizer)
         self.scaler.step(optimizer)
         self.scaler.update()
 
@@ -162,12 +169,13 @@ class ClipTrainer(MethodTrainer):
         Returns what the training line shows: the loss, its named terms where there are several, the batch's accuracy.
         """
         self.check_finite(terms)
-        self.precision.backward_and_step(terms["total"], self.optim)
+        part = distributed.batch_share(len(labels))
+        self.precision.backward_and_step(terms["total"], self.optim, part=part)
         if self.batch_idx + 1 == self.num_batches:
             self.update_lr()
         parts = {name: value.item() for name, value in terms.items() if name != "total"}
         accuracy = 100.0 * (logits.argmax(1) == labels).float().mean().item()
-        return {"loss": terms["total"].item(), **parts, "acc": accuracy}
+        return distributed.averaged({"loss": terms["total"].item(), **parts, "acc": accuracy}, part)
 
     def build_method(self) -> None:
         """Build what is trained on `self.clip` and register it with its optimiser and scheduler."""

@@ -127,3 +127,23 @@ def flatten(cfg: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def has_key(cfg: Mapping, name: str) -> bool:
     """Whether "A.B.C" is in the tree."""
     return any(key == name for key, _ in flatten(cfg))
+
+
+# Keys of ours beside the contract's, which a real Dassl's tree lacks, with their defaults.
+OWN_KEYS: dict[str, Any] = {
+    # Where the augmentation of a training image is seeded: "worker": in the worker process, as in Dassl; "image": from
+    # seed, epoch and image alone, so that the number of workers and of processes changes nothing.
+    "DATALOADER.AUGMENT_SEED": "worker",
+}
+
+
+def add_own_keys(cfg: CfgNode) -> None:
+    for key, value in OWN_KEYS.items():
+        group, leaf = key.split(".")
+        cfg[group][leaf] = value
+
+
+def own(cfg: Mapping, name: str) -> Any:
+    """The value of a key of OWN_KEYS; its default where the tree was made without them."""
+    group, leaf = name.split(".")
+    return cfg[group].get(leaf, OWN_KEYS[name])

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 import torchvision.transforms as T
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, default_collate
 
+from dear_plugin.engine import distributed
 from dear_plugin.engine.config import has_key
 from dear_plugin.engine.images import check_images, read_image
 from dear_plugin.engine.registry import build_dataset
 from dear_plugin.engine.samplers import build_sampler
+from dear_plugin.engine.system import seeded
 from dear_plugin.engine.transforms import build_transform, plain_steps
 
 
@@ -110,11 +112,18 @@ class DatasetWrapper(Dataset):
         if self.views > 1 and transform is None:
             raise ValueError(f"DATALOADER.K_TRANSFORMS {self.views} wants a transform; INPUT.NO_TRANSFORM is True")
         self.plain = T.Compose(plain_steps(cfg.INPUT)) if cfg.DATALOADER.RETURN_IMG0 else None
+        self.image_seed: int | None = None  # of the epoch, where the augmentation of an image depends on nothing else
 
     def __len__(self) -> int:
         return len(self.data_source)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.image_seed is None:
+            return self._read(index)
+        with seeded(self.image_seed, index):
+            return self._read(index)
+
+    def _read(self, index: int) -> dict[str, Any]:
         item = self.data_source[index]
         image = read_image(item.impath)
         output = {"label": item.label, "domain": item.domain, "impath": item.impath, "index": index}
@@ -162,13 +171,24 @@ def build_data_loader(
     )
     return DataLoader(
         (wrapper or DatasetWrapper)(cfg, source, transform=transform, is_train=is_train),
-        batch_size=loader_cfg.BATCH_SIZE,
-        sampler=sampler,
+        **_batches(sampler, loader_cfg.BATCH_SIZE, drop_last=is_train and len(source) >= loader_cfg.BATCH_SIZE,
+                   is_train=is_train, images=len(source)),
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         collate_fn=collate,
-        drop_last=is_train and len(source) >= loader_cfg.BATCH_SIZE,
         pin_memory=torch.cuda.is_available() and cfg.USE_CUDA,
     )
+
+
+def _batches(sampler: Sampler[int], size: int, *, drop_last: bool, is_train: bool, images: int) -> dict[str, Any]:
+    """What DataLoader is told of the batches: all of them, or this process's part of them."""
+    rank, world = distributed.rank(), distributed.world_size()
+    if world == 1:
+        return {"batch_size": size, "sampler": sampler, "drop_last": drop_last}
+    if is_train and min(size, images) < world:
+        raise ValueError(f"a batch of {min(size, images)} images cannot be shared by {world} processes: raise "
+                         "DATALOADER.TRAIN_X.BATCH_SIZE, which is that of all processes together, or start fewer")
+    share = distributed.ShareOfBatches if is_train else distributed.EveryNthBatch
+    return {"batch_sampler": share(BatchSampler(sampler, size, drop_last), rank=rank, world=world)}
 
 
 class DataManager:

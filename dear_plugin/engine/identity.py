@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from dear_plugin.engine.checkpoints import available_epochs, file_sha256, find_checkpoint, write_atomically
-from dear_plugin.engine.config import flatten, has_key
+from dear_plugin.engine.config import OWN_KEYS, flatten, has_key
+from dear_plugin.engine.distributed import first_only
 
 RUN_FILE = "run.json"  # identity and resolved config, written when the run starts
 RESULT_FILE = "result.json"  # written at the end only, so its presence means finished
 STATE_FILE = "resume_state.pt"  # after each epoch; gone when the run is finished
 SCHEMA = 1
+_UNSET = object()  # a key of ours at its default is as good as absent: folders from before the key stay the same run
 # Settings that change where a run reads and writes or what it shows, not what it computes.
 _IRRELEVANT = ("OUTPUT_DIR", "RESUME", "VERBOSE", "DATASET.ROOT", "TRAIN.PRINT_FREQ", "PROTOCOL")
 
@@ -49,7 +51,11 @@ class Folder:
 
 def settings_of(cfg: Any) -> dict[str, Any]:
     """The settings that decide the result, "A.B.C" -> value."""
-    return {key: value for key, value in flatten(cfg) if key not in _IRRELEVANT}
+    return _deciding(dict(flatten(cfg)))
+
+
+def _deciding(config: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in config.items() if k not in _IRRELEVANT and OWN_KEYS.get(k, _UNSET) != v}
 
 
 def config_digest(cfg: Any) -> str:
@@ -92,7 +98,14 @@ def inspect_folder(cfg: Any, kind: str) -> Folder:
 
 
 def claim_folder(cfg: Any, kind: str) -> Folder:
-    """`inspect_folder`, then record this run there. Finished: left alone. Interrupted: refused unless RESUME is set."""
+    """`inspect_folder`, then record this run there. Finished: left alone. Interrupted: refused unless RESUME is set.
+
+    Of several processes the first one does it.
+    """
+    return first_only(lambda: _claim(cfg, kind))
+
+
+def _claim(cfg: Any, kind: str) -> Folder:
     folder = inspect_folder(cfg, kind)
     if folder.status == "finished":
         return folder
@@ -140,14 +153,15 @@ def differences(run: dict[str, Any], cfg: Any, kind: str) -> str:
         if name != "config_digest" and there.get(name) != value
     ]
     shown_already = {"TRAINER.NAME", "DATASET.NAME", "DATASET.SUBSAMPLE_CLASSES", "DATASET.NUM_SHOTS", "SEED"}
-    settings = settings_of(cfg)
+    settings, others = settings_of(cfg), _deciding(run["config"])
     keys = [
         key
-        for key in sorted(settings.keys() | (run["config"].keys() - set(_IRRELEVANT)))
-        if key not in shown_already and settings.get(key, "absent") != run["config"].get(key, "absent")
+        for key in sorted(settings.keys() | others.keys())
+        if key not in shown_already and settings.get(key, "absent") != others.get(key, "absent")
     ]
     found += [
-        f"{key} is {run['config'].get(key, 'absent')!r} there, {settings.get(key, 'absent')!r} here" for key in keys[:5]
+        f"{key} is {run['config'].get(key, 'absent')!r} there, {dict(flatten(cfg)).get(key, 'absent')!r} here"
+        for key in keys[:5]
     ]
     return "; ".join(found) + (f"; and {len(keys) - 5} more settings" if len(keys) > 5 else "")
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dear_plugin.engine import TrainerX, set_random_seed
+from dear_plugin.engine import TrainerX, distributed, set_random_seed
 from dear_plugin.engine.checkpoints import (
     BEST,
     file_sha256,
@@ -40,6 +40,7 @@ from dear_plugin.engine.checkpoints import (
     without_module,
     write_atomically,
 )
+from dear_plugin.engine.config import own
 from dear_plugin.engine.identity import (
     STATE_FILE,
     check_model_dir,
@@ -111,6 +112,8 @@ class MethodTrainer(TrainerX):
     def check_cfg(self, cfg: Any) -> None:
         if cfg.TEST.FINAL_MODEL not in FINAL_MODELS:
             raise ValueError(f"TEST.FINAL_MODEL is {cfg.TEST.FINAL_MODEL!r}; allowed: {', '.join(FINAL_MODELS)}")
+        if (setting := own(cfg, "DATALOADER.AUGMENT_SEED")) not in ("worker", "image"):
+            raise ValueError(f"DATALOADER.AUGMENT_SEED is {setting!r}; allowed: worker, image")
         if self.trains and cfg.OPTIM.MAX_EPOCH < 1:
             raise ValueError(f"OPTIM.MAX_EPOCH is {cfg.OPTIM.MAX_EPOCH}: no step would be made; wanted 1 or more")
 
@@ -137,7 +140,7 @@ class MethodTrainer(TrainerX):
 
     def parse_batch_train(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Images [N, 3, R, R] and labels [N] on the device."""
-        return batch["img"].to(self.device), batch["label"].to(self.device)
+        return tuple(batch[key].to(self.device, non_blocking=True) for key in ("img", "label"))
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -157,6 +160,7 @@ class MethodTrainer(TrainerX):
                 "an epoch has no steps: the sampler gives no full batch; lower DATALOADER.TRAIN_X.BATCH_SIZE"
             )
         super().before_train()
+        distributed.check_same(self._models, "before training")
         before = generator_states()
         self._show_start()
         set_generator_states(before)
@@ -211,21 +215,25 @@ class MethodTrainer(TrainerX):
         if Path(directory) != Path(self.output_dir):  # the best epoch so far may lie there
             for name in self.get_model_names():
                 best, target = Path(directory) / name / BEST, Path(self.output_dir) / name / BEST
-                if best.is_file():
+                if best.is_file() and distributed.rank() == 0:
                     write_atomically(target, lambda path, best=best: shutil.copyfile(best, path))
         return state["epoch"]
 
     def before_epoch(self) -> None:
         """Seed from (SEED, epoch): an epoch does not depend on what was drawn before it.
 
-        Without a SEED, a resumed run takes up the stored generators.
+        Without a SEED, a resumed run takes up the stored generators, and several processes those of the first.
         """
         super().before_epoch()
         if self.cfg.SEED >= 0:
             set_random_seed(self.cfg.SEED * EPOCH_SEEDS + self.epoch)
         elif self._resumed is not None:
             set_generator_states(self._resumed)
+        elif distributed.world_size() > 1:
+            set_generator_states(distributed.first_only(generator_states))
         self._resumed = None
+        if own(self.cfg, "DATALOADER.AUGMENT_SEED") == "image":
+            self.train_loader_x.dataset.image_seed = int(torch.randint(2**62, ()))
 
     def run_epoch(self) -> None:
         loader = self.train_loader_x
@@ -261,7 +269,11 @@ class MethodTrainer(TrainerX):
                 raise FloatingPointError(
                     f"epoch {self.epoch + 1}: parameter {bad} is not finite; last lr {self.last_lr():g}: lower OPTIM.LR"
                 )
+        distributed.check_same(self._models, f"epoch {self.epoch + 1}")
         super().after_epoch()
+        distributed.first_only(self._save_state)
+
+    def _save_state(self) -> None:
         save_state(
             Path(self.output_dir) / STATE_FILE,
             epoch=self.epoch + 1,
@@ -285,6 +297,9 @@ class MethodTrainer(TrainerX):
         val_result: float | None = None,
         model_name: str = "",
     ) -> None:
+        distributed.first_only(lambda: self._save_model(epoch, directory, is_best, val_result, model_name))
+
+    def _save_model(self, epoch: int, directory: Any, is_best: bool, val_result: float | None, model_name: str) -> None:
         for name in self.get_model_names():
             optim, sched = self._optims[name], self._scheds[name]
             state = {
@@ -307,6 +322,9 @@ class MethodTrainer(TrainerX):
                     f"Warning: on the {self.zero_shot_sample['source']} sample the trained model has {final:.1f}%, "
                     f"below zero-shot ({self.zero_shot_sample['zero_shot_pct']:.1f}%)"
                 )
+        distributed.first_only(self._write_results)
+
+    def _write_results(self) -> None:
         self.export_adapter(Path(self.output_dir))
         write_records(self, "train")
         (Path(self.output_dir) / STATE_FILE).unlink(missing_ok=True)
@@ -354,13 +372,16 @@ class MethodTrainer(TrainerX):
                 "TEST.SPLIT test"
             )
         print(f"Evaluate on the *{split}* set")
-        gathered = Gatherer()
-        for batch in progress(self.val_loader if split == "val" else self.test_loader, f"evaluate {split}"):
+        gathered, loader = Gatherer(), self.val_loader if split == "val" else self.test_loader
+
+        def answer(batch: dict[str, Any]) -> tuple[Tensor, Tensor, list[str]]:
             images, labels = self.parse_batch_test(batch)
-            logits = self.model_inference(images)
+            return self.model_inference(images), labels, list(batch["impath"])
+
+        for logits, labels, paths in distributed.in_turns(answer, progress(loader, f"evaluate {split}"), len(loader)):
             self.evaluator.process(logits, labels)
-            gathered.add(logits, labels, list(batch["impath"]))
-        results = self.evaluator.evaluate()
+            gathered.add(logits, labels, paths)
+        results = distributed.first_only(self.evaluator.evaluate)
         for name, value in results.items():
             self.write_scalar(f"{split}/{name}", value, self.epoch)
         self.evaluation = gathered.evaluation(split, results)
@@ -375,5 +396,5 @@ class MethodTrainer(TrainerX):
         for line in self.prompts()[:5]:
             print(f"Prompt: {line}")
         accuracy = self.test()
-        write_records(self, "evaluation")
+        distributed.first_only(lambda: write_records(self, "evaluation"))
         return accuracy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -9,6 +11,7 @@ import random
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -95,6 +98,20 @@ def set_random_seed(seed: int) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     torch.cuda.manual_seed_all(seed)
+
+
+@contextlib.contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Within it Python's and torch's CPU generators start from `numbers`; afterwards they go on as if nothing was."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    seed, python = int.from_bytes(digest, "little") >> 1, random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
 
 
 def collect_env_info() -> str:

@@ -187,10 +187,10 @@ class TrainerX(TrainerBase):
         return self.model(input)
 
     def parse_batch_train(self, batch: dict[str, Any]) -> tuple[Tensor, ...]:
-        return tuple(batch[key].to(self.device) for key in ("img", "label", "domain"))
+        return tuple(batch[key].to(self.device, non_blocking=True) for key in ("img", "label", "domain"))
 
     def parse_batch_test(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        return batch["img"].to(self.device), batch["label"].to(self.device)
+        return tuple(batch[key].to(self.device, non_blocking=True) for key in ("img", "label"))
 
     def train(self) -> None:
         self.before_train()

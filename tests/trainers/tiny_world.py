@@ -88,11 +88,11 @@ def write_data(root: Path, names: tuple[str, ...] = NAMES) -> Path:
     return root
 
 
-def config(
+def arguments(
     trainer: str, *, root: Path, backbone: Path, out: Path, classes: str = "base", flags: tuple = (),
     extra: list[Any] | None = None, **opts: Any,
-) -> Any:
-    """The frozen config of a call of scripts/train.py with the method's tiny.yaml; `extra` replaces METHODS' pairs."""
+) -> list[str]:
+    """A call of scripts/train.py with the method's tiny.yaml; `extra` replaces METHODS' pairs."""
     values = {
         "INPUT.SIZE": (SIZE, SIZE), "DATALOADER.TRAIN_X.BATCH_SIZE": 3, "DATALOADER.TEST.BATCH_SIZE": 4,
         "DATALOADER.NUM_WORKERS": 0, "OPTIM.MAX_EPOCH": 2, "OPTIM.LR": 0.01, "OPTIM.WARMUP_CONS_LR": 0.005,
@@ -100,11 +100,16 @@ def config(
     }
     extra = METHODS.get(trainer, ([], 0))[0] if extra is None else extra
     pairs = [part for key, value in (values | opts).items() for part in (key, value)]
-    return train_script.build_config(train_script.parse_arguments([
+    return [
         "--root", str(root), "--output-dir", str(out), "--seed", "1", "--trainer", trainer, "--backbone", str(backbone),
         "--dataset-config-file", "configs/datasets/dtd.yaml", "--config-file", f"configs/trainers/{trainer}/tiny.yaml",
         *flags, *map(str, pairs), *map(str, extra),
-    ]))
+    ]
+
+
+def config(trainer: str, **options: Any) -> Any:
+    """The frozen config of the call that `arguments` describes."""
+    return train_script.build_config(train_script.parse_arguments(arguments(trainer, **options)))
 
 
 def build(cfg):
