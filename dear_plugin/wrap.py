@@ -167,15 +167,16 @@ class RoleCLIP(nn.Module):
         if tokens is None:
             with evaluating(self.clip):
                 return self.host.encode_image(image.to(self.vision_tower.dtype))
-        trunk = self._trunk(image, keep_graph=torch.is_grad_enabled() and image.requires_grad)
+        trunk = self.trunk(image, keep_graph=torch.is_grad_enabled() and image.requires_grad)
         with frozen_weights(self.clip):
             cls, _ = self._adapt(trunk, tokens)
             return self.vision_tower.project(cls)
 
-    def _trunk(self, images: Any, *, keep_graph: bool = False) -> Tensor:
-        """Images -> input of the first layer with tokens [N, 1 + P, D]; `keep_graph` for gradients of images."""
-        mode = frozen_weights(self.clip) if keep_graph else evaluating(self.clip)
-        with mode, torch.set_grad_enabled(keep_graph):
+    def trunk(self, images: Any, *, keep_graph: bool = False) -> Tensor:
+        """Images -> input of the first layer with tokens [N, 1 + P, D], which itself is returned as it is."""
+        if isinstance(images, Tensor) and images.dim() == 3:
+            return images
+        with (frozen_weights if keep_graph else evaluating)(self.clip), torch.set_grad_enabled(keep_graph):
             return self.vision_tower.run(self.vision_tower.embed(images), 0, self.config.first_layer)
 
     def encode_image_attributes(self, images: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ class RoleCLIP(nn.Module):
         return self._to_output(self.image_features(images).attributes)
 
     def image_features(self, images: Tensor, *, frozen: bool = False) -> ImageFeatures:
-        """CLS [N, E] and attribute features [N, A, E]; with `frozen` also the stock model's CLS feature.
+        """CLS [N, E] and attribute features [N, A, E] of images or of trunk(images); with `frozen` also stock CLIP's.
 
         The layers below the first one with tokens hold nothing learned: run once, without gradient, for both.
         """
@@ -192,7 +193,7 @@ class RoleCLIP(nn.Module):
             with evaluating(self.clip), torch.no_grad():
                 plain = tower.project(tower.run(tower.embed(images), 0, tower.layers)[:, 0])
             return ImageFeatures(plain, plain.new_zeros(len(plain), 0, plain.shape[1]), plain if frozen else None)
-        trunk, plain = self._trunk(images), None
+        trunk, plain = self.trunk(images), None
         if frozen:
             with evaluating(self.clip), torch.no_grad():
                 start = self.config.first_layer if speed().reuse_trunk else 0
@@ -227,9 +228,8 @@ class RoleCLIP(nn.Module):
             for layer in range(max(wanted, default=-1) + 1):
                 allow = None
                 if tokens is not None and layer >= self.config.first_layer:
-                    entering = layer == self.config.first_layer
-                    schedule = self.vision_schedule
-                    x = schedule.enter(x, tokens) if entering else schedule.refresh(x, tokens, layer)
+                    join, first = self.vision_schedule, layer == self.config.first_layer
+                    x = join.enter(x, tokens) if first else join.refresh(x, tokens, layer)
                     allow = masks.get(layer)
                 if layer in wanted:
                     maps[layer] = self.vision_tower.attention(x, layer, allow)
@@ -321,8 +321,7 @@ class RoleCLIP(nn.Module):
     @contextlib.contextmanager
     def disabled(self) -> Iterator["RoleCLIP"]:
         """Within it the model is the stock CLIP; leaving restores the state from before, so it nests."""
-        before = self._enabled
-        self._enabled = False
+        before, self._enabled = self._enabled, False
         try:
             yield self
         finally:

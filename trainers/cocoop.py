@@ -56,6 +56,7 @@ class CoCoOp(ClipTrainer):
 
     precision_key = "TRAINER.COCOOP.PREC"
     takes_resnet = True
+    frozen_part = "image"
     memory_key = "TRAINER.COCOOP.CHUNK"
 
     def build_method(self) -> None:

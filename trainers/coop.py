@@ -80,6 +80,7 @@ class CoOp(ClipTrainer):
 
     precision_key = "TRAINER.COOP.PREC"
     takes_resnet = True
+    frozen_part = "image"
 
     def build_method(self) -> None:
         settings = self.cfg.TRAINER.COOP

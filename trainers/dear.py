@@ -72,6 +72,7 @@ class DeAR(ClipTrainer):
     """One frozen CLIP gives adapted and frozen features in the same step; only the adapter is trained and saved."""
 
     precision_key = "TRAINER.DEAR.PREC"
+    frozen_part = "trunk"
     memory_key = "TRAINER.DEAR.CLASS_CHUNK, TRAINER.DEAR.RECOMPUTE True, or a smaller batch"
 
     def build_method(self) -> None:
@@ -113,6 +114,12 @@ class DeAR(ClipTrainer):
                 vision, sequences=self.cfg.DATALOADER.TRAIN_X.BATCH_SIZE,
                 length=vision.sequence_length + len(settings.attributes), layers=vision_layers),
         }
+
+    def first_trained_layer(self) -> int:
+        return self.role_clip.config.first_layer
+
+    def reusable(self, images: Tensor) -> Tensor:
+        return self.role_clip.trunk(images)
 
     def class_text_features(self) -> Tensor:
         return self.role_clip.text_features(self._text_prefix())

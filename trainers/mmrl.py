@@ -89,6 +89,7 @@ class MMRL(ClipTrainer):
     """Below the first layer with tokens nothing is learned: that part runs once, for adapted and frozen features."""
 
     precision_key = "TRAINER.MMRL.PREC"
+    frozen_part = "trunk"
 
     def build_method(self) -> None:
         settings = self.cfg.TRAINER.MMRL
@@ -140,8 +141,16 @@ class MMRL(ClipTrainer):
         return by_classes(
             lambda part: finish_text(self.text_tower, prefix.of(part), tokens, self.in_text), len(prefix.end))
 
+    def first_trained_layer(self) -> int:
+        return self.in_vision.first_layer
+
+    def reusable(self, images: Tensor) -> Tensor:
+        return self.trunk(images)
+
     def trunk(self, images: Tensor) -> Tensor:
-        """[N, L, D] at the layer where tokens enter."""
+        """[N, L, D] at the layer where tokens enter; what comes from the cache is that already."""
+        if images.dim() == 3:
+            return images
         with torch.no_grad():
             return self.vision_tower.run(self.vision_tower.embed(images), 0, self.in_vision.first_layer)
 

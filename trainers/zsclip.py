@@ -14,6 +14,7 @@ class ZeroshotCLIP(ClipTrainer):
 
     trains = False
     takes_resnet = True
+    frozen_part = "image"
 
     def build_method(self) -> None:
         pass

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from dear_plugin.backbones import Backbone, load_backbone
-from dear_plugin.engine import distributed
+from dear_plugin.engine import ENGINE, distributed
+from dear_plugin.engine.config import own
+from dear_plugin.engine.feature_cache import FeatureCache, Lookup, tower_digest
 from dear_plugin.engine.method import MethodTrainer
 from dear_plugin.engine.templates import template_for
+from dear_plugin.engine.transforms import FIXED
+from dear_plugin.version import __version__
 
 PRECISIONS = ("fp32", "amp", "fp16")
 
@@ -68,6 +72,7 @@ class ClipTrainer(MethodTrainer):
 
     precision_key = ""  # e.g. "TRAINER.COOP.PREC"
     takes_resnet = False  # whether encode_image is all it asks of the vision tower
+    frozen_part = ""  # what the feature cache may keep: "image" features, the "trunk" below the tokens, or nothing
     memory_key = ""  # the setting that lowers the memory of a step, shown beside the estimate
 
     def build_model(self) -> None:
@@ -83,6 +88,7 @@ class ClipTrainer(MethodTrainer):
         self._text_cache: tuple[Any, Tensor] | None = None
         self._zero_shot_text: Tensor | None = None
         self.build_method()
+        self.cache = self._feature_cache()
 
     def published_precision(self) -> str:
         """The value of the method's own PREC key."""
@@ -96,6 +102,71 @@ class ClipTrainer(MethodTrainer):
         if size != (wanted, wanted):
             raise ValueError(f"INPUT.SIZE is {size}, but {self.backbone.name} takes ({wanted}, {wanted}): "
                              "set INPUT.SIZE in the method's YAML")
+
+    def _feature_cache(self) -> FeatureCache | None:
+        """The cache that DATALOADER.FEATURE_CACHE asks for, known to the loaders whose transform is fixed."""
+        folder = own(self.cfg, "DATALOADER.FEATURE_CACHE")
+        if not folder:
+            return None
+        if not self.frozen_part or ENGINE != "builtin":
+            why = "this is Dassl's loader" if self.frozen_part else f"{type(self).__name__} has no frozen first layers"
+            print(f"DATALOADER.FEATURE_CACHE has no effect: {why}")
+            return None
+        made_by = (tower_digest(self.clip.visual), self.frozen_part, self.first_trained_layer(), self.precision.name,
+                   self.precision.dtype, self.device.type, torch.__version__, __version__)
+        cache = FeatureCache(folder, limit_gib=own(self.cfg, "DATALOADER.FEATURE_CACHE_GIB"), made_by=made_by)
+        random = sorted(set(self.cfg.INPUT.TRANSFORMS) - set(FIXED))
+        one_view = self.cfg.DATALOADER.K_TRANSFORMS == 1 and not self.cfg.DATALOADER.RETURN_IMG0
+        if random or not one_view:
+            print(f"The feature cache leaves the training images out: {', '.join(random) or 'several views of each'}")
+        for loader in (self.test_loader, self.val_loader, None if random or not one_view else self.train_loader_x):
+            if loader is not None:
+                loader.dataset.features = Lookup(cache, loader.dataset.transform)
+        return cache
+
+    def first_trained_layer(self) -> int:
+        """The vision layer where what is trained enters; the trunk ends before it."""
+        return 0
+
+    def reusable(self, images: Tensor) -> Tensor:
+        """What the feature cache keeps of images [N, 3, R, R]: [N, E], or [N, 1 + P, D] of a trunk.
+
+        A method that names a frozen_part takes it in place of the images: frozen_image, trunk.
+        """
+        return self.frozen_image(images)
+
+    def parse_batch_train(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Images [N, 3, R, R], or what the feature cache holds of them, and labels [N], on the device."""
+        if "hit" not in batch:
+            return super().parse_batch_train(batch)
+        return self._recall(batch), batch["label"].to(self.device, non_blocking=True)
+
+    def parse_batch_test(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        if "hit" not in batch:
+            return super().parse_batch_test(batch)
+        return self._recall(batch), batch["label"].to(self.device, non_blocking=True)
+
+    @torch.no_grad()
+    def _recall(self, batch: dict[str, Any]) -> Tensor:
+        """Features of a batch in order: those that were known, and the others computed now and kept."""
+        cache, hit, keys = self.cache, batch["hit"], batch["keys"]
+        rows: list[Tensor] = []
+        cache.touch([key for key, known in zip(keys, hit.tolist(), strict=True) if known])
+        if len(batch["features"]):
+            rows.append(batch["features"].to(self.device, non_blocking=True))
+        if len(batch["img"]):
+            with self.precision.autocast():
+                rows.append(self.reusable(batch["img"].to(self.device, non_blocking=True)))
+            cache.put([key for key, known in zip(keys, hit.tolist(), strict=True) if not known], rows[-1])
+        cache.hits, cache.misses = cache.hits + int(hit.sum()), cache.misses + int((~hit).sum())
+        place = torch.cat([hit.nonzero()[:, 0], (~hit).nonzero()[:, 0]]).argsort().to(self.device)
+        return torch.cat(rows)[place]
+
+    def test(self, split: str | None = None) -> float:
+        accuracy = super().test(split)
+        if self.cache is not None:
+            print(self.cache.sentence())
+        return accuracy
 
     @property
     def classnames(self) -> list[str]:
@@ -117,7 +188,12 @@ class ClipTrainer(MethodTrainer):
 
     @torch.no_grad()
     def frozen_image(self, images: Tensor) -> Tensor:
-        """Features [N, E] of the untouched CLIP, whose weights may be in half precision; no graph is kept."""
+        """Features [N, E] of the untouched CLIP, whose weights may be in half precision; no graph is kept.
+
+        Where `images` are features already (from the cache), they are given back.
+        """
+        if images.dim() == 2:
+            return images
         return self.clip.encode_image(images.to(self.clip.visual.conv1.weight.dtype))
 
     @torch.no_grad()

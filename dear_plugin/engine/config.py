@@ -134,6 +134,8 @@ OWN_KEYS: dict[str, Any] = {
     # Where the augmentation of a training image is seeded: "worker": in the worker process, as in Dassl; "image": from
     # seed, epoch and image alone, so that the number of workers and of processes changes nothing.
     "DATALOADER.AUGMENT_SEED": "worker",
+    "DATALOADER.FEATURE_CACHE": "",  # folder for what the frozen layers make of images without augmentation
+    "DATALOADER.FEATURE_CACHE_GIB": 10.0,
 }
 
 

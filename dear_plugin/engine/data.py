@@ -112,6 +112,7 @@ class DatasetWrapper(Dataset):
         if self.views > 1 and transform is None:
             raise ValueError(f"DATALOADER.K_TRANSFORMS {self.views} wants a transform; INPUT.NO_TRANSFORM is True")
         self.plain = T.Compose(plain_steps(cfg.INPUT)) if cfg.DATALOADER.RETURN_IMG0 else None
+        self.features: Any = None  # a feature_cache.Lookup: asked before an image is decoded
         self.image_seed: int | None = None  # of the epoch, where the augmentation of an image depends on nothing else
 
     def __len__(self) -> int:
@@ -125,8 +126,12 @@ class DatasetWrapper(Dataset):
 
     def _read(self, index: int) -> dict[str, Any]:
         item = self.data_source[index]
-        image = read_image(item.impath)
         output = {"label": item.label, "domain": item.domain, "impath": item.impath, "index": index}
+        if self.features is not None:
+            output["key"], output["feature"] = self.features.find(item.impath)
+            if output["feature"] is not None:
+                return output
+        image = read_image(item.impath)
         transforms = self.transform if isinstance(self.transform, (list, tuple)) else [self.transform]
         for number, transform in enumerate(transforms, 1):
             output["img" if number == 1 else f"img{number}"] = self._view(transform, image)
@@ -144,12 +149,28 @@ class DatasetWrapper(Dataset):
 def collate(items: list[Any]) -> Any:
     """torch's own, but whole numbers of a dict share one tensor, since a worker sends each storage by itself."""
     first = items[0]
+    if isinstance(first, dict) and "feature" in first:
+        return _collate_known(items)
     names = [name for name, value in first.items() if type(value) is int] if isinstance(first, dict) else []
     if not names:
         return default_collate(items)
     rest = default_collate([{name: value for name, value in item.items() if name not in names} for item in items])
     numbers = torch.tensor([[item[name] for item in items] for name in names])
     return rest | dict(zip(names, numbers, strict=True))
+
+
+def _collate_known(items: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a batch that asked the feature cache: `hit` [N], `features` of the hits, `img` of the others, all `keys`."""
+    apart = ("img", "feature", "key")
+    batch = collate([{name: value for name, value in item.items() if name not in apart} for item in items])
+    known = [item["feature"] for item in items if item["feature"] is not None]
+    pixels = [item["img"] for item in items if item["feature"] is None]
+    return batch | {
+        "hit": torch.tensor([item["feature"] is not None for item in items]),
+        "features": torch.stack(known) if known else torch.empty(0),
+        "img": torch.stack(pixels) if pixels else torch.empty(0),
+        "keys": [item["key"] for item in items],
+    }
 
 
 def build_data_loader(

@@ -20,7 +20,10 @@ STATE_FILE = "resume_state.pt"  # after each epoch; gone when the run is finishe
 SCHEMA = 1
 _UNSET = object()  # a key of ours at its default is as good as absent: folders from before the key stay the same run
 # Settings that change where a run reads and writes or what it shows, not what it computes.
-_IRRELEVANT = ("OUTPUT_DIR", "RESUME", "VERBOSE", "DATASET.ROOT", "TRAIN.PRINT_FREQ", "PROTOCOL")
+_IRRELEVANT = (
+    *("OUTPUT_DIR", "RESUME", "VERBOSE", "DATASET.ROOT", "TRAIN.PRINT_FREQ", "PROTOCOL"),
+    *("DATALOADER.FEATURE_CACHE", "DATALOADER.FEATURE_CACHE_GIB"),
+)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -55,7 +56,9 @@ def notes_on_batches(images: int, batch_size: int) -> list[str]:
 
 
 def sample_loader(images: Dataset, batch_size: int) -> DataLoader:
-    """Up to SAMPLE_IMAGES of the images, evenly spaced, in order and without worker processes."""
+    """Up to SAMPLE_IMAGES of the images, evenly spaced, in order, without worker processes and feature cache."""
+    images = copy.copy(images)
+    images.features = None
     count = min(SAMPLE_IMAGES, len(images))
     return DataLoader(Subset(images, [i * len(images) // count for i in range(count)]), batch_size=batch_size)
 
@@ -105,7 +108,10 @@ def _bad_images(batch: Mapping[str, Any] | None) -> list[str]:
         return []
     views = batch["img"] if isinstance(batch["img"], list) else [batch["img"]]
     bad = {row for view in views for row, image in enumerate(view) if not torch.isfinite(image).all()}
-    return [batch["impath"][row] for row in sorted(bad)]
+    paths = batch["impath"]
+    if "hit" in batch:  # only images that the feature cache does not know have pixels
+        paths = [path for path, hit in zip(paths, batch["hit"].tolist(), strict=True) if not hit]
+    return [paths[row] for row in sorted(bad)]
 
 
 def _paths_of(batch: Mapping[str, Any] | None) -> str:

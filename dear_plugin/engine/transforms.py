@@ -37,6 +37,8 @@ NAMES = (
     "gaussian_blur",
 )
 
+FIXED = ("normalize", "instance_norm", "center_crop")  # all others are random
+
 
 class Cutout:
     """`count` squares of side `length`, placed anywhere, set to zero; cut at the border."""

@@ -135,7 +135,7 @@ class Work:
 
             with torch.no_grad(), self.autocast():
                 mark("", keep=False)
-                self.model._trunk(self.images)
+                self.model.trunk(self.images)
                 mark("trunk alone")
             mark("", keep=False)
             self.step(mark)
