@@ -16,12 +16,14 @@ class Speed:
     grouped_heads: heads with the same role run together and without a mask, block by block, instead of all heads in
                    one call with a boolean mask.
     truncate_text: positions after the longest end token are dropped (the text mask is causal).
+    own_layers:    vision layers without a mask run in our own form where a gradient passes, not as the stock block.
     reuse_trunk:   layers below the first one with tokens run once for adapted and frozen features, without gradient.
     """
 
     last_rows: bool = True
     grouped_heads: bool = False
     truncate_text: bool = True
+    own_layers: bool = True
     reuse_trunk: bool = True
 
 

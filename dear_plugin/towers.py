@@ -174,9 +174,15 @@ class VisionTower(_Tower):
         if images.dim() != 4 or tuple(images.shape[1:]) != (3, size, size):
             raise ValueError(f"images must have shape [N, 3, {size}, {size}], got {list(images.shape)}.")
 
-    def run(self, x: Tensor, start: int, stop: int, allow: Tensor | HeadGroups | None = None) -> Tensor:
-        """Layers start..stop-1 on x [N, L, D]; without a mask these are the stock blocks, called as they are."""
-        if allow is None:
+    def run(self, x: Tensor, start: int, stop: int, allow: Tensor | HeadGroups | None = None, *,
+            stock: bool = False) -> Tensor:
+        """Layers start..stop-1 on x [N, L, D]; without a mask and a gradient the stock blocks, called as they are.
+
+        With a gradient our own layer is faster: torch's attention module hands its projection a transposed view, whose
+        product then runs sample by sample, forward and backward (measured: docs/speed.md). `stock` keeps the blocks.
+        """
+        own = speed().own_layers and not stock and torch.is_grad_enabled() and x.requires_grad
+        if allow is None and not own:
             return self._run_stock(x, start, stop)
         return self._run_masked(x, start, stop, allow=allow)
 

@@ -177,7 +177,7 @@ class RoleCLIP(nn.Module):
         if isinstance(images, Tensor) and images.dim() == 3:
             return images
         with (frozen_weights if keep_graph else evaluating)(self.clip), torch.set_grad_enabled(keep_graph):
-            return self.vision_tower.run(self.vision_tower.embed(images), 0, self.config.first_layer)
+            return self.vision_tower.run(self.vision_tower.embed(images), 0, self.config.first_layer, stock=True)
 
     def encode_image_attributes(self, images: Tensor) -> Tensor:
         """[N, 3, R, R] -> attribute features [N, A, E], not normalised, in the order of config.attributes."""

@@ -52,3 +52,27 @@ def test_bench_uses_every_kind_of_head_and_different_prompts():
     assert roles.layers == (4, 5, 6, 7)
     assert len({str(roles.role(layer, head)) for layer in roles.layers for head in range(4)}) == 7
     assert len(set(class_prompts(1000))) == 1000
+
+
+def test_the_gpu_check_finds_what_differs(monkeypatch, capsys, tmp_path):
+    """On the CPU against itself nothing differs; a model with another seed does."""
+    from scripts import check_gpu
+
+    size = {"device": torch.device("cpu"), "precision": "fp32", "classes": 5, "batch": 2}
+    one = check_gpu.outcome("tiny", **size)
+    rows = {"fp32": check_gpu.difference(one, check_gpu.outcome("tiny", **size))}
+    assert check_gpu.show_differences(rows) == []
+    assert max(rows["fp32"].values()) == 0 and any("gradient" in key for key in one)
+    half = check_gpu.outcome("tiny", **{**size, "precision": "bf16"})
+    assert check_gpu.show_differences({"fp32": check_gpu.difference(one, half)}) != []
+    monkeypatch.setattr("sys.argv", ["check_gpu.py"])
+    if not torch.cuda.is_available():
+        assert check_gpu.main() == 2
+        assert "sees no GPU" in capsys.readouterr().err
+    out = tmp_path / "gpu.json"
+    command = ["check_gpu.py", "--backbone", "tiny", "--device", "cpu", "--quick", "--json", str(out)]
+    monkeypatch.setattr("sys.argv", command)
+    assert check_gpu.main() == 0
+    assert "all numbers agree" in capsys.readouterr().out
+    (table,) = json.loads(out.read_text())["tables"]
+    assert all(row["of_rate"] > 0 for row in table["rows"].values())

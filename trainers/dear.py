@@ -14,6 +14,7 @@ from dear_plugin.adapter import save_adapter
 from dear_plugin.config import DearConfig
 from dear_plugin.engine import TRAINER_REGISTRY, build_lr_scheduler, build_optimizer
 from dear_plugin.engine.clip_method import ClipTrainer, activation_bytes
+from dear_plugin.engine.config import own
 from dear_plugin.engine.distributed import by_classes
 from dear_plugin.fusion import loss_terms
 from dear_plugin.roles import HeadRole, RoleMap
@@ -83,6 +84,9 @@ class DeAR(ClipTrainer):
         self.optim = build_optimizer(self.adapter, self.cfg.OPTIM)
         self.sched = build_lr_scheduler(self.optim, self.cfg.OPTIM)
         self.register_model("dear_adapter", self.adapter, self.optim, self.sched)
+        self._train_features = self.role_clip.image_features
+        if own(self.cfg, "MODEL.COMPILE"):  # the first step then takes a minute
+            self._train_features = torch.compile(self._train_features)
         self._prefix_of: tuple[tuple[str, ...], object] | None = None
 
     def _roles(self, settings: DearConfig) -> RoleMap | str:
@@ -131,7 +135,7 @@ class DeAR(ClipTrainer):
         images, labels = self.parse_batch_train(batch)
         settings, prefix = self.role_clip.config, self._text_prefix()
         with self.precision.autocast():
-            image = self.role_clip.image_features(images, frozen=settings.lambda_reg > 0)
+            image = self._train_features(images, frozen=settings.lambda_reg > 0)
             text = by_classes(
                 lambda part: self.role_clip.text_features(prefix.of(part), chunk=settings.class_chunk), len(prefix.end))
             logits = self.role_clip.class_logits(image, text)

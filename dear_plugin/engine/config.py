@@ -136,6 +136,7 @@ OWN_KEYS: dict[str, Any] = {
     "DATALOADER.AUGMENT_SEED": "worker",
     "DATALOADER.FEATURE_CACHE": "",  # folder for what the frozen layers make of images without augmentation
     "DATALOADER.FEATURE_CACHE_GIB": 10.0,
+    "MODEL.COMPILE": False,  # DeAR: torch.compile for the images' side of a training step
 }
 
 

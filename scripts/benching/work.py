@@ -95,12 +95,17 @@ class Work:
         with self.autocast():
             self.model.text_features(self.prefix, chunk=self.chunk)
 
+    @torch.no_grad()
+    def _trunk_of(self, images: torch.Tensor) -> torch.Tensor:
+        with self.autocast():
+            return self.model.trunk(images)
+
     def step(self, mark: Callable[[str], None] = lambda part: None, *, prefix: object = None,
-             dtype: torch.dtype | None = None) -> None:
+             dtype: torch.dtype | None = None, images: torch.Tensor | None = None) -> None:
         """Forward, backward, optimiser; `mark` is called after each part."""
-        prefix = prefix or self.prefix
+        prefix, images = prefix or self.prefix, self.images if images is None else images
         with self.autocast(dtype):
-            image = self._image_features(self.images, frozen=True)
+            image = self._image_features(images, frozen=True)
             mark("images, adapted and frozen")
             text = self.model.text_features(prefix, chunk=self.chunk)
             mark("text")
@@ -133,10 +138,9 @@ class Work:
                     times.setdefault(part, []).append(1e3 * (now - last[0]))
                 last[0] = now
 
-            with torch.no_grad(), self.autocast():
-                mark("", keep=False)
-                self.model.trunk(self.images)
-                mark("trunk alone")
+            mark("", keep=False)
+            self._trunk_of(self.images)
+            mark("trunk alone")
             mark("", keep=False)
             self.step(mark)
         return times
@@ -149,6 +153,15 @@ class Work:
             with switched(**{name: value}):
                 prefix = self.model.text_prefix(self.ids)  # its length is part of truncate_text
             runs[f"{name} {'on' if value else 'off'}"] = self._with(name, value, prefix)
+        known = self._trunk_of(self.images)
+        runs["trunk known (feature cache in memory)"] = lambda: self.step(images=known)
+        last = self.images.to(memory_format=torch.channels_last)
+        runs["images channels-last"] = lambda: self.step(images=last)
+        if self.device.type == "cuda":
+            pageable, pinned = self.images.cpu(), self.images.cpu().pin_memory()
+            runs["batch copied from pageable memory"] = lambda: self.step(images=pageable.to(self.device))
+            runs["batch copied from pinned memory"] = lambda: self.step(
+                images=pinned.to(self.device, non_blocking=True))
         runs["text prefix made anew"] = lambda: self.step(prefix=self.model.text_prefix(self.ids))
         if self.dtype is torch.float32 and self.device.type == "cpu":
             runs["bf16 autocast"] = lambda: self.step(dtype=torch.bfloat16)

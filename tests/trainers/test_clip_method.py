@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny_world import build, distance, trained_state
 from toys import toy_clip
 
 from dear_plugin.engine.clip_method import Precision, activation_bytes, cosine_logits
@@ -55,3 +56,21 @@ def test_cosine_logits_stay_fp32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         logits = cosine_logits(image, text, torch.tensor(100.0))
     assert torch.equal(logits, cosine_logits(image, text, torch.tensor(100.0))) and logits.dtype == torch.float32
+
+
+def test_a_compiled_step_is_the_same_step(world, tmp_path, monkeypatch):
+    """MODEL.COMPILE, here with the backend that traces and lowers but writes no C++ (inductor takes a minute)."""
+    compiled: list[object] = []
+    compile_ = torch.compile
+
+    def traced(function):
+        compiled.append(function)
+        return compile_(function, backend="aot_eager")
+
+    plain = build(world.cfg("DeAR", tmp_path / "plain"))
+    monkeypatch.setattr(torch, "compile", traced)
+    fast = build(world.cfg("DeAR", tmp_path / "fast", **{"MODEL.COMPILE": True}))
+    assert compiled == [fast.role_clip.image_features]
+    for trainer in (plain, fast):
+        trainer.train()
+    assert distance(trained_state(plain), trained_state(fast)) < 1e-4
