@@ -74,6 +74,7 @@ class DeAR(ClipTrainer):
 
     precision_key = "TRAINER.DEAR.PREC"
     frozen_part = "trunk"
+    compiles = True
     memory_key = "TRAINER.DEAR.CLASS_CHUNK, TRAINER.DEAR.RECOMPUTE True, or a smaller batch"
 
     def build_method(self) -> None:

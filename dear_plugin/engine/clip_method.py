@@ -73,6 +73,7 @@ class ClipTrainer(MethodTrainer):
     precision_key = ""  # e.g. "TRAINER.COOP.PREC"
     takes_resnet = False  # whether encode_image is all it asks of the vision tower
     frozen_part = ""  # what the feature cache may keep: "image" features, the "trunk" below the tokens, or nothing
+    compiles = False  # whether MODEL.COMPILE does anything
     memory_key = ""  # the setting that lowers the memory of a step, shown beside the estimate
 
     def build_model(self) -> None:
@@ -88,6 +89,8 @@ class ClipTrainer(MethodTrainer):
         self._text_cache: tuple[Any, Tensor] | None = None
         self._zero_shot_text: Tensor | None = None
         self.build_method()
+        if own(self.cfg, "MODEL.COMPILE") and not self.compiles:
+            print(f"MODEL.COMPILE has no effect on {type(self).__name__}")
         self.cache = self._feature_cache()
 
     def published_precision(self) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dear_plugin.engine import TrainerX, distributed, set_random_seed
+from dear_plugin.engine import ENGINE, TrainerX, distributed, set_random_seed
 from dear_plugin.engine.checkpoints import (
     BEST,
     file_sha256,
@@ -64,6 +64,7 @@ from dear_plugin.engine.records import Evaluation, Gatherer, write_records
 from dear_plugin.engine.resume import generator_states, read_state, restore, save_state, set_generator_states
 from dear_plugin.engine.schedules import plain_state
 
+AUGMENT_SEEDS = ("worker", "image") if ENGINE == "builtin" else ("worker",)
 FINAL_MODELS = ("last_step", "best_val")
 EPOCH_SEEDS = 1_000_003  # apart from each other for all usual seeds and epochs
 
@@ -112,8 +113,8 @@ class MethodTrainer(TrainerX):
     def check_cfg(self, cfg: Any) -> None:
         if cfg.TEST.FINAL_MODEL not in FINAL_MODELS:
             raise ValueError(f"TEST.FINAL_MODEL is {cfg.TEST.FINAL_MODEL!r}; allowed: {', '.join(FINAL_MODELS)}")
-        if (setting := own(cfg, "DATALOADER.AUGMENT_SEED")) not in ("worker", "image"):
-            raise ValueError(f"DATALOADER.AUGMENT_SEED is {setting!r}; allowed: worker, image")
+        if (setting := own(cfg, "DATALOADER.AUGMENT_SEED")) not in AUGMENT_SEEDS:
+            raise ValueError(f"DATALOADER.AUGMENT_SEED is {setting!r}; allowed ({ENGINE}): {', '.join(AUGMENT_SEEDS)}")
         if self.trains and cfg.OPTIM.MAX_EPOCH < 1:
             raise ValueError(f"OPTIM.MAX_EPOCH is {cfg.OPTIM.MAX_EPOCH}: no step would be made; wanted 1 or more")
 
@@ -246,8 +247,7 @@ class MethodTrainer(TrainerX):
 
     def check_finite(self, terms: Mapping[str, Tensor]) -> None:
         """FloatingPointError if a loss term is not finite: step, term, its likely source, the setting to change."""
-        term = first_not_finite(terms)
-        if term is None:
+        if (term := first_not_finite(terms)) is None:
             return
         batch = self._watched.batch if self._watched is not None else None
         step = self.epoch * self.num_batches + self.batch_idx + 1

@@ -17,7 +17,7 @@ from dear_plugin.speed import speed, switched
 from dear_plugin.towers import vision_tower
 from scripts.benching.measure import sync
 
-SWITCHES = ("last_rows", "grouped_heads", "truncate_text", "reuse_trunk")
+SWITCHES = ("last_rows", "grouped_heads", "truncate_text", "own_layers", "reuse_trunk")
 _SYLLABLES = ("ba", "ko", "ri", "du", "mel", "ton", "sa", "vi")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

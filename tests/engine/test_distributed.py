@@ -146,6 +146,12 @@ def test_bad_input_is_one_sentence_and_ends_all_processes(ran, tmp_path: Path) -
     assert "Traceback" not in shown
 
 
+def test_an_unknown_seeding_is_refused(ran, tmp_path: Path, capsys) -> None:
+    call = {**ran[3], "DATALOADER.AUGMENT_SEED": "batch"}
+    assert main(arguments("CoOp", out=tmp_path / "x", **call)) == 2
+    assert "DATALOADER.AUGMENT_SEED is 'batch'; allowed (builtin): worker, image" in capsys.readouterr().err
+
+
 def test_shares_are_even_and_complete() -> None:
     for count in range(20):
         for world in range(1, 6):
