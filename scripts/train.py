@@ -247,12 +247,17 @@ def main(arguments: list[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     args = parse_arguments(arguments)
-    from dear_plugin.engine.distributed import OfFirstProcess
+    from dear_plugin.engine.distributed import OfFirstProcess, is_loss_of_another
     from dear_plugin.engine.system import close_logger, log_only
 
     try:
         run(args)
     except OfFirstProcess:  # the first process shows it
+        return 2
+    except RuntimeError as error:
+        if not is_loss_of_another(error):
+            raise
+        print("error: another of the processes ended, which says why", file=sys.stderr)
         return 2
     except (ValueError, OSError, FloatingPointError) as error:
         import traceback

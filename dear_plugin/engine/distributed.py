@@ -31,7 +31,7 @@ def rank() -> int:
 
 def asked_for() -> int:
     """The number of processes that torchrun started, whether they have met yet or not."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 @contextlib.contextmanager
@@ -48,14 +48,18 @@ def processes(*, use_cuda: bool) -> Iterator[None]:
                              "--nproc-per-node, or set USE_CUDA False")
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()  # not after an error: it would wait for the others, who may be waiting for this one
 
 
 class OfFirstProcess(RuntimeError):
     """What the first process raised, passed on to the others so that none waits for it; its text is shown once."""
+
+
+def is_loss_of_another(error: RuntimeError) -> bool:
+    """Whether a collective failed because another process ended; that one has said why."""
+    known = getattr(dist, "DistError", ())
+    return world_size() > 1 and (isinstance(error, known) or " peer" in str(error) or "remote" in str(error))
 
 
 def first_only(function: Callable[[], T]) -> T:

@@ -146,6 +146,19 @@ def test_bad_input_is_one_sentence_and_ends_all_processes(ran, tmp_path: Path) -
     assert "Traceback" not in shown
 
 
+def test_one_process_that_fails_ends_all_with_its_sentence(ran, tmp_path: Path) -> None:
+    where = {**ran[3], "root": write_data(tmp_path / "data")}
+    (tmp_path / "data" / "dtd" / "images" / "grainy" / "1.png").write_bytes(b"x")  # in the share of the second one
+    script = str(Path(__file__).parents[2] / "scripts" / "train.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    run = subprocess.run([*command, *arguments("CoOp", out=tmp_path / "out", **where)], capture_output=True, text=True,
+                         timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert run.returncode != 0
+    assert run.stderr.count("grainy/1.png cannot be read (not an image)") == 1
+    assert "[rank" not in run.stderr  # no traceback of the process that lost its partner
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
 def test_an_unknown_seeding_is_refused(ran, tmp_path: Path, capsys) -> None:
     call = {**ran[3], "DATALOADER.AUGMENT_SEED": "batch"}
     assert main(arguments("CoOp", out=tmp_path / "x", **call)) == 2
