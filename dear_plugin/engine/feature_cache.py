@@ -179,8 +179,9 @@ class Lookup:
 
 
 def tower_digest(tower: nn.Module) -> str:
-    """Hex sha256 of a frozen tower's tensors as they are: name, dtype, shape, bytes."""
-    digest = hashlib.sha256()
+    """Hex sha256 of a frozen tower: its modules as they print, their heads, and its tensors' names, dtypes, bytes."""
+    heads = [getattr(module, "num_heads", None) for module in tower.modules()]
+    digest = hashlib.sha256(f"{tower!r};{heads};".encode())  # weights alone do not tell the activation
     for name, value in sorted(tower.state_dict().items()):
         digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

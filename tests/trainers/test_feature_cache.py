@@ -113,13 +113,18 @@ def test_a_key_changes_with_all_that_the_features_depend_on(tmp_path: Path) -> N
     assert Lookup(cache, "crop").find(str(image)) == (cache.key(str(image), repr("crop")), None)
 
 
-def test_the_digest_sees_one_changed_bit(world) -> None:
+def test_the_digest_sees_one_changed_bit() -> None:
     tower = torch.nn.Linear(3, 3)
     before = tower_digest(tower)
     with torch.no_grad():
         tower.bias[0] = torch.nextafter(tower.bias[0], torch.tensor(9.0))
     assert tower_digest(tower) != before
     assert tower_digest(torch.nn.Linear(3, 3).half()) != before
+    attention = torch.nn.MultiheadAttention(4, 2)
+    before = tower_digest(attention)
+    attention.num_heads = 4
+    assert tower_digest(attention) != before
+    assert tower_digest(torch.nn.GELU()) != tower_digest(torch.nn.ReLU())
 
 
 def _write(folder: Path, start: int) -> None:
