@@ -54,7 +54,8 @@ def test_both_averages_are_named_and_a_gap_leaves_them_missing(tmp_path, monkeyp
 def test_protocols_have_tables_of_their_own(tmp_path, monkeypatch, capsys):
     for classes in ("base", "new"):
         write(tmp_path, classes=classes)
-        write(tmp_path, classes=classes, protocol="ablation:beta_0")
+        for changed in ("beta_0", "full", "no_reg"):
+            write(tmp_path, classes=classes, protocol=f"ablation:{changed}")
     write(tmp_path, protocol="source", accuracy=80.0)
     targets = {"ShapesColor": 40.0, "ShapesEntity": 60.0, "ShapesTexture": 70.0, "ShapesLocation": 30.0}
     for target, accuracy in targets.items():
@@ -67,8 +68,11 @@ def test_protocols_have_tables_of_their_own(tmp_path, monkeypatch, capsys):
     files = [f"--{kind}={tmp_path / kind}" for kind in ("markdown", "csv", "latex", "plots")]
     code, out, _ = run(monkeypatch, capsys, str(tmp_path), "--plot-format", "svg", *files)
     assert code == 0
-    for title in ("base2new, tiny, 16 shots", "ablation:beta_0, tiny, 16 shots", "xd, tiny, 16 shots", "fewshot, tiny"):
+    for title in ("base2new, tiny, 16 shots", "ablation, tiny, 16 shots", "xd, tiny, 16 shots", "fewshot, tiny"):
         assert f"\n{title}\n" in out, out
+    ablation = out.split("\nablation, tiny")[1].split("\n\n")[1]
+    assert [cells(line)[:3] for line in ablation.splitlines()[2:]] == [
+        ["full", "Shapes", "DeAR"], ["beta_0", "Shapes", "DeAR"], ["no_reg", "Shapes", "DeAR"]]  # fmt: skip
     assert cells(next(line for line in out.splitlines() if line.startswith("| DeAR"))) == [
         "DeAR", "80.00", "missing", "30.00", "30.00", "missing", "missing", "1 (1)"]  # fmt: skip
     assert "21.50 ± 0.71" in out and "41.50 ± 0.71" in out

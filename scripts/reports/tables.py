@@ -29,7 +29,8 @@ def tables_of(cells: dict[tuple, Seeds], *, incomplete: bool, published: Publish
             part = {key[3:]: seeds for key, seeds in cells.items() if key[:3] == (protocol, backbone, shots)}
             where = f"{backbone}, {shots} shots"
             if protocol == "base2new" or protocol.startswith("ablation"):
-                found.append(base_to_new(part, f"{protocol}, {where}", protocol, backbone, incomplete, published))
+                table = base_to_new(part, f"{protocol}, {where}", protocol, backbone, incomplete, published)
+                found += [table] if protocol == "base2new" else under(found, table, protocol.partition(":")[2], where)
             elif protocol in ("xd", "dg"):
                 source = {key[3:]: seeds for key, seeds in cells.items() if key[:3] == ("source", backbone, shots)}
                 for family in sorted({family_of(key[1]) for key in part}):
@@ -42,6 +43,17 @@ def tables_of(cells: dict[tuple, Seeds], *, incomplete: bool, published: Publish
                 part = {key[2:]: seeds for key, seeds in cells.items() if key[:2] == (protocol, backbone)}
                 found.append(few_shot(part, f"fewshot, {backbone}", incomplete))
     return found
+
+
+def under(found: list[Table], table: Table, changed: str, where: str) -> list[Table]:
+    """The ablations of one backbone as one table: `table` goes into it, the unchanged method first; new if it is."""
+    title, rows = f"ablation, {where}", [[changed, *row] for row in table.rows]
+    for other in found:
+        if other.title == title:
+            other.rows = rows + other.rows if changed == "full" else other.rows + rows
+            other.notes += table.notes
+            return []
+    return [Table(title, ["changed", *table.head], rows, table.notes)]
 
 
 def pairs(part: dict[tuple, Seeds]) -> list[tuple[str, str]]:
